@@ -75,7 +75,8 @@ def _run(name: str, jobs: Sequence[Job], fleet: Sequence[Machine]) -> tuple[Outc
 def workload(jobs: Sequence[Job], fleet: Sequence[Machine]) -> str:
     gpus = sum(machine.gpus for machine in fleet)
     load = gpu_seconds(jobs) / (gpus * MONTH_S)
-    return f"{len(jobs)} tasks on {len(fleet)} nodes with {gpus} GPUs, of whose time they ask for {load:.1%}."
+    what = f"{len(jobs)} tasks on {len(fleet)} nodes with {gpus} GPUs"
+    return f"{what}. The tasks request {load:.1%} of the GPU time."
 
 
 def row(name: str, got: Figures) -> str:

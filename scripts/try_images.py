@@ -2,8 +2,8 @@
 
     sudo .venv/bin/python scripts/try_images.py
 
-For Debian as root, with debootstrap and docker-compose besides the test bed's parts. It takes minutes and
-downloads Debian packages, so CI does not run it; run it after a change of Dockerfile or docker-compose.yml.
+For Debian as root. Needs debootstrap, docker-compose and the test bed's parts. It takes minutes and downloads
+ Debian packages, so CI does not run it; run it after a change of Dockerfile or docker-compose.yml.
 
 No image comes from a registry: Debian with its own Python and PostgreSQL stands in for python:3.12-slim and
 for postgres:16, a wheelhouse in it for the package index, and the test bed's stand-ins for NVIDIA's parts.
@@ -66,20 +66,20 @@ def main() -> None:
         node = DockerNode(workspace)
         node.start()
         node.load_images()
-        say("importing the base image")
+        log_step("importing the base image")
         import_tree(node, base, BASE)
-        try_out(node, scratch)
+        try_compose(node, scratch)
     finally:
-        say("cleaning up")
+        log_step("cleaning up")
         workspace.release()
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def make_base(scratch: Path) -> Path:
     tree = scratch / "base"
-    say("making the base image's tree")
+    log_step("making the base image's tree")
     run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(tree))
-    say("filling its wheelhouse with the pinned packages")
+    log_step("filling its wheelhouse with the pinned packages")
     python = run(
         str(tree / "usr/bin/python3"), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"
     ).strip()
@@ -103,13 +103,13 @@ def import_tree(node: DockerNode, tree: Path, reference: str) -> None:
     assert archive.wait() == 0
 
 
-def try_out(node: DockerNode, scratch: Path) -> None:
+def try_compose(node: DockerNode, scratch: Path) -> None:
     compose = Compose(node, scratch)
     make_postgres(node, scratch / "postgres")
-    say("docker build")
+    log_step("docker build")
     compose.run("build")
     print_size(node)
-    say("docker-compose up")
+    log_step("docker-compose up")
     compose.run("up", "--detach")
     try:
         watch_an_instance(node, compose)
@@ -133,7 +133,7 @@ def make_postgres(node: DockerNode, folder: Path) -> None:
 def print_size(node: DockerNode) -> None:
     """The size that the Dockerfile adds: users have another base image."""
     sizes = {name: node.client.images.get(name).attrs["Size"] for name in (BASE, "mooring:local")}
-    say(f"the image adds {(sizes['mooring:local'] - sizes[BASE]) / 1e6:.0f} MB to its base")
+    log_step(f"the image adds {(sizes['mooring:local'] - sizes[BASE]) / 1e6:.0f} MB to its base")
 
 
 class Compose:
@@ -192,27 +192,27 @@ def make_folder(path: Path) -> Path:
 
 def watch_an_instance(node: DockerNode, compose: Compose) -> None:
     client = Client(node, compose.admin_key)
-    say("waiting for the node")
+    log_step("waiting for the node")
     ready = wait_until(client.ready_nodes, 90, 0.5)
     assert [each["name"] for each in ready] == ["gpu-1"], ready
     body = {"image": BUSYBOX, "command": ["sleep", "3600"], "gpus": {"count": 1}, "user": "1000"}
-    made = client.call("POST", "/v1/instances", body)
-    wait_until(lambda: client.call("GET", f"/v1/instances/{made['id']}")["state"] == "running", 60, 0.2)
-    instance = client.call("GET", f"/v1/instances/{made['id']}")
+    created = client.call("POST", "/v1/instances", body)
+    wait_until(lambda: client.call("GET", f"/v1/instances/{created['id']}")["state"] == "running", 60, 0.2)
+    instance = client.call("GET", f"/v1/instances/{created['id']}")
     container = node.client.containers.get(instance["container_id"])
     environment = cast(bytes, container.exec_run("env").output).decode().splitlines()
     uuids = [device["uuid"] for device in instance["devices"]]
     assert f"NVIDIA_VISIBLE_DEVICES={uuids[0]}" in environment
-    output = client.call("POST", f"/v1/instances/{made['id']}/exec", {"command": ["id", "-u"]})
+    output = client.call("POST", f"/v1/instances/{created['id']}/exec", {"command": ["id", "-u"]})
     assert (output["exit_code"], output["stdout"]) == (0, "1000\n"), output
-    say(f"instance {made['id']} runs with {uuids[0]}; simulated: {instance['simulated']}")
+    log_step(f"instance {created['id']} runs with {uuids[0]}; simulated: {instance['simulated']}")
 
 
 def restart(node: DockerNode, compose: Compose) -> None:
     """The agent's identity and the instances outlive their containers; a second `up` does not join again."""
     client = Client(node, compose.admin_key)
     before = client.call("GET", "/v1/instances")["items"]
-    say("docker-compose down and up again")
+    log_step("docker-compose down and up again")
     compose.run("down")
     compose.run("up", "--detach")
     wait_until(client.ready_nodes, 90, 0.5)
@@ -220,7 +220,7 @@ def restart(node: DockerNode, compose: Compose) -> None:
     assert containers_of(after) == containers_of(before)
     wait_until(lambda: client.call("GET", f"/v1/instances/{before[0]['id']}")["state"] == "running", 60, 0.2)
     assert len(client.call("GET", "/v1/nodes")["items"]) == 1
-    say("the same node, the same container")
+    log_step("the same node, the same container")
 
 
 def containers_of(instances: list[Any]) -> list[tuple[str, str]]:
@@ -238,7 +238,7 @@ def check_server(node: DockerNode, compose: Compose) -> None:
     container.stop()
     took, status = time.monotonic() - started, container.wait()["StatusCode"]
     assert status == 0
-    say(f"the server, healthy and not root, creates join tokens and stops in {took:.1f} s")
+    log_step(f"the server, healthy and not root, creates join tokens and stops in {took:.1f} s")
 
 
 class Client:
@@ -276,7 +276,7 @@ def run(*words: str, env: Mapping[str, str] | None = None) -> str:
     return done.stdout
 
 
-def say(text: str) -> None:
+def log_step(text: str) -> None:
     print(f"{time.monotonic() - STARTED:6.1f} s  {text}", flush=True)
 
 

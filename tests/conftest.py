@@ -99,17 +99,17 @@ def migrated_template(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Callable[[str], str]:
     """Empty migrated databases to copy from, one of each kind: a migration per test would take minutes."""
-    made: dict[str, str] = {}
+    urls: dict[str, str] = {}
 
     def template(kind: str) -> str:
-        if kind not in made:
+        if kind not in urls:
             if kind == "sqlite":
-                made[kind] = f"sqlite:///{tmp_path_factory.mktemp('template') / 'mooring.db'}"
+                urls[kind] = f"sqlite:///{tmp_path_factory.mktemp('template') / 'mooring.db'}"
             else:
                 cluster: PostgresCluster = request.getfixturevalue("postgres_cluster")
-                made[kind] = cluster.create_database()
-            migrate.upgrade(made[kind])
-        return made[kind]
+                urls[kind] = cluster.create_database()
+            migrate.upgrade(urls[kind])
+        return urls[kind]
 
     return template
 
@@ -134,21 +134,21 @@ def database_url(
 @pytest.fixture
 def service(database_url: str, tmp_path: Path) -> Iterator[RunningService]:
     """A control plane with its own database and no nodes."""
-    with running(settings_for(database_url, tmp_path / "data")) as made:
-        yield made
+    with running(settings_for(database_url, tmp_path / "data")) as running_service:
+        yield running_service
 
 
 @pytest.fixture
 def client(service: RunningService) -> Iterator[Client]:
     """A client of the service with an admin key."""
-    with service.client as made:
-        yield made
+    with service.client as admin_client:
+        yield admin_client
 
 
 @pytest.fixture
 def node(client: Client) -> Iterator[WireNode]:
     """A node with eight H100 that has reported once and sends only the test's reports."""
-    made = WireNode(client, "gpu-1")
-    made.sync()
-    yield made
-    made.close()
+    wire_node = WireNode(client, "gpu-1")
+    wire_node.sync()
+    yield wire_node
+    wire_node.close()

@@ -1,11 +1,33 @@
-"""The documentation names existing tests and modules, and its links resolve."""
+"""The documentation and the docstrings name existing files, functions and tests, and links resolve."""
 
+import ast
 import re
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "mooring"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MODULES = sorted(SOURCE.rglob("*.py"))
+FOLDERS = ("src", "tests", "benchmarks", "scripts", "migrations")
+PYTHON_FILES = [path.as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 SECURITY = (ROOT / "docs" / "security.md").read_text()
+WALK = (ROOT / "docs" / "walk.md").read_text()
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
 RULES = 32
+# "At most one page": 60 lines of a printed page.
+MAX_GLOSSARY_LINES = 60
+TERMS = re.split(
+    r",\s+",
+    """project, instance, group, share, reservation, quota, node, agent, GPU, MIG device, device, allocation,
+    attempt, session, generation, revision, report, incident, request, workload, scheduling cycle, snapshot,
+    cluster state, placement, refusal, backfill slot, forecast, eviction, explanation, operation, loop""",
+)
 
 
 def test_every_security_rule_is_listed_once_and_names_existing_modules() -> None:
@@ -25,7 +47,80 @@ def test_every_named_test_exists() -> None:
 
 
 def test_links_between_pages_resolve() -> None:
-    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+    for page in PAGES:
         for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def _expanded(path: str) -> Iterator[str]:
+    """`a/{b,c}.py` as `a/b.py` and `a/c.py`."""
+    if (match := re.search(r"\{([^}]*)\}", path)) is None:
+        yield path
+    else:
+        for part in match[1].split(","):
+            yield path[: match.start()] + part + path[match.end() :]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *MODULES], ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_named_python_file_exists(page: Path) -> None:
+    named = re.findall(r"(?<![\w./{},])((?:[\w{},]+/)+[\w{},]+\.py)\b", page.read_text())
+    paths = [f"/{path}" for name in named for path in _expanded(name)]
+    assert [path for path in paths if not any(each.endswith(path) for each in PYTHON_FILES)] == []
+
+
+def test_every_path_of_the_walk_exists() -> None:
+    paths = re.findall(r"`([a-z_]+/[a-z_/{},.]*)(?:: (\w+))?`", WALK)
+    assert len(paths) > 40
+    for name, function in paths:
+        for path in _expanded(name):
+            found = next((root / path for root in (SOURCE, ROOT) if (root / path).exists()), None)
+            assert found is not None, path
+            assert not function or re.search(rf"(def|class) {function}\b", found.read_text()), (
+                path,
+                function,
+            )
+
+
+def test_every_name_of_another_module_in_the_source_exists() -> None:
+    """For `module.name` in a docstring or comment: a module of that name defines it, or a table has it."""
+    defined: dict[str, set[str]] = defaultdict(set)
+    columns = {"py", "toml", "json"}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    defined[path.stem].add(name)
+                case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name):
+                    defined[path.stem].add(name)
+                    if path.parent.name == "tables":
+                        columns.add(name)
+    missing = [
+        f"{path.relative_to(SOURCE)}: {module}.{name}"
+        for path in MODULES
+        for module, name in re.findall(r"`([a-z_]+)\.([A-Za-z_]+)`", path.read_text())
+        if module in defined and name not in defined[module] | columns
+    ]
+    assert missing == []
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    for number, path in enumerate(DECISIONS, 1):
+        assert path.name.startswith(f"{number:04}-")
+        assert path.read_text().startswith(f"# {number}. ")
+
+
+def test_every_dependency_has_a_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    text = next(path for path in DECISIONS if path.name.startswith("0002")).read_text()
+    missing = [name for each in wanted if (name := re.split(r"[><=;\s]", each)[0]) not in text]
+    assert missing == []
+
+
+def test_the_glossary_is_short_and_has_every_term() -> None:
+    assert len(GLOSSARY.splitlines()) <= MAX_GLOSSARY_LINES
+    listed = re.findall(r"^\| ([^|]+?) \| [^|]+ \|$", GLOSSARY, re.MULTILINE)
+    terms = [term for term in listed if term not in {"term", "---"}]
+    assert len(terms) == len(set(terms))
+    assert [term for term in TERMS if term not in terms] == []

@@ -45,7 +45,7 @@ from mooring.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# How long open requests may go on after SIGTERM; long polls and streams end at once.
+# How long open requests may continue after SIGTERM; long polls and streams end at once.
 _GRACE_S = 2
 _MAX_OPEN_FILES = 16_384
 # By default a thread that processes a query keeps the interpreter for 5 ms while the event loop waits to send

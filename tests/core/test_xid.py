@@ -55,9 +55,9 @@ def test_the_catalogue_has_the_actions_of_nvidias_page(immediate: str) -> None:
 @pytest.mark.parametrize("recovery_action", [None, "none", "reset_required"])
 def test_every_code_has_a_classification(recovery_action: str | None) -> None:
     for code in CATALOGUE:
-        verdict = of_xid(code, recovery_action)
-        assert verdict.description
-        assert verdict.quarantines == (verdict.severity is Severity.FATAL)
+        fault = of_xid(code, recovery_action)
+        assert fault.description
+        assert fault.quarantines == (fault.severity is Severity.FATAL)
 
 
 @pytest.mark.parametrize("code", APPLICATION)
@@ -70,8 +70,8 @@ def test_application_errors_never_quarantine(code: int, recovery_action: str | N
 @pytest.mark.parametrize("code", MUST_QUARANTINE)
 @pytest.mark.parametrize("recovery_action", [None, "none", "reset_required"])
 def test_errors_that_need_a_reset_or_reboot_always_quarantine(code: int, recovery_action: str | None) -> None:
-    verdict = of_xid(code, recovery_action)
-    assert (verdict.quarantines, verdict.action) == (True, REPAIR[CATALOGUE[code].immediate])
+    fault = of_xid(code, recovery_action)
+    assert (fault.quarantines, fault.action) == (True, REPAIR[CATALOGUE[code].immediate])
 
 
 @pytest.mark.parametrize("code", [*UNDECIDED, 173, 4711, 10**9])
@@ -117,5 +117,5 @@ def test_application_errors_notify_the_instance(code: int) -> None:
     ],
 )
 def test_other_codes_are_classified(code: str, severity: str, action: str) -> None:
-    verdict = classify(code, None)
-    assert (str(verdict.severity), str(verdict.action)) == (severity, action)
+    fault = classify(code, None)
+    assert (str(fault.severity), str(fault.action)) == (severity, action)

@@ -124,11 +124,11 @@ class DockerNode:
     def thaw(self) -> None:
         self.dockerd.thaw()
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         """Disconnect the node from the network: its packets are dropped."""
         isolation.set_link(self.name, "down")
 
-    def mend(self) -> None:
+    def reconnect(self) -> None:
         isolation.set_link(self.name, "up")
 
     def power_off(self) -> None:

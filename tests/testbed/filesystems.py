@@ -70,8 +70,8 @@ def require_filesystem(workspace: Workspace, kind: str) -> None:
 
 def _trial(workspace: Workspace, kind: str, options: tuple[str, ...]) -> str:
     """Try to mount a filesystem, then remove it. Return the kernel's error, or ""."""
-    with TemporaryDirectory(dir=workspace.root) as made:
-        folder = Path(made)
+    with TemporaryDirectory(dir=workspace.root) as name:
+        folder = Path(name)
         why = mount(kind, folder / "image", 400, folder / "point", options=options)
         if not why:
             subprocess.run([program("umount"), str(folder / "point")], check=True)

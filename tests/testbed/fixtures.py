@@ -44,9 +44,9 @@ class NewPostgresCluster(Protocol):
 @pytest.fixture(scope="session")
 def workspace() -> Iterator[Workspace]:
     """This session's folder, subnet and ports. All that is created in it is removed at the end."""
-    made = Workspace()
-    yield made
-    made.release()
+    session_workspace = Workspace()
+    yield session_workspace
+    session_workspace.release()
 
 
 @pytest.fixture(scope="session")
@@ -106,10 +106,10 @@ def _started(node: DockerNode) -> DockerNode:
 def swarm_of_two(workspace: Workspace) -> Iterator[Swarm]:
     """Two nodes of the session whose daemons are in one swarm: one manager, one worker."""
     require("docker")
-    made = Swarm(workspace)
-    made.form()
-    yield made
-    made.destroy()
+    swarm = Swarm(workspace)
+    swarm.form()
+    yield swarm
+    swarm.destroy()
 
 
 @pytest.fixture(scope="session")
@@ -127,30 +127,30 @@ def cuda_env_image() -> str:
 @pytest.fixture(scope="session")
 def registry(workspace: Workspace) -> Iterator[Registry]:
     require("registry")
-    made = Registry(workspace)
-    made.start()
-    yield made
-    made.kill()
+    server = Registry(workspace)
+    server.start()
+    yield server
+    server.kill()
 
 
 @pytest.fixture(scope="session")
 def private_registry(workspace: Workspace) -> Iterator[Registry]:
     """A registry that requires a name and a password of `registry.PASSWORDS`."""
     require("registry")
-    made = Registry(workspace, private=True)
-    made.start()
-    yield made
-    made.kill()
+    server = Registry(workspace, private=True)
+    server.start()
+    yield server
+    server.kill()
 
 
 @pytest.fixture(scope="session")
 def postgres_cluster(workspace: Workspace) -> Iterator[PostgresCluster]:
     """The session's server; it does not flush to the disk."""
     require("postgres")
-    made = PostgresCluster(workspace, durable=False)
-    made.start()
-    yield made
-    made.destroy()
+    cluster = PostgresCluster(workspace, durable=False)
+    cluster.start()
+    yield cluster
+    cluster.destroy()
 
 
 @pytest.fixture

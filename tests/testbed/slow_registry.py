@@ -32,7 +32,7 @@ class SlowRegistry:
     bytes_per_s: int = 0
     port: int = 0
     waiting: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -45,10 +45,10 @@ class SlowRegistry:
         with self.lock:
             return len({path.split("/")[2] for path in self.waiting})
 
-    def have_been_asked(self) -> int:
+    def begun(self) -> int:
         """Return for how many images a pull has begun."""
         with self.lock:
-            return len({path.split("/")[2] for path in self.asked if path.count("/") > 2})
+            return len({path.split("/")[2] for path in self.requested if path.count("/") > 2})
 
 
 @contextmanager
@@ -82,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         config = cast(_Server, self.server).config
         with config.lock:
-            config.asked.append(self.path)
+            config.requested.append(self.path)
         if self.path == "/v2/":
             self._answer(b"{}", "application/json")
         elif "/manifests/" in self.path:
@@ -139,18 +139,18 @@ def _is_closed(connection: socket.socket) -> bool:
 
 def _configuration(name: str) -> bytes:
     layers = [_digest(f"{name} unpacked {number}".encode()) for number in range(LAYERS)]
-    made = {
+    document = {
         "architecture": "amd64",
         "os": "linux",
         "config": {"Cmd": ["sleep", "1000"]},
         "rootfs": {"type": "layers", "diff_ids": layers},
     }
-    return json.dumps(made).encode()
+    return json.dumps(document).encode()
 
 
 def _manifest(name: str) -> bytes:
     configuration = _configuration(name)
-    made = {
+    document = {
         "schemaVersion": 2,
         "mediaType": MANIFEST,
         "config": {
@@ -163,7 +163,7 @@ def _manifest(name: str) -> bytes:
             for number in range(LAYERS)
         ],
     }
-    return json.dumps(made).encode()
+    return json.dumps(document).encode()
 
 
 def _digest(content: bytes) -> str:

@@ -193,10 +193,10 @@ class TestNetwork:
         node = new_docker_node()
         run(node, busybox_image, f"sh -c '{HTTPD}'", ports={f"{CONTAINER_PORT}/tcp": 18080})
         wait_until(lambda: serves(node.address, 18080))
-        node.cut()
+        node.disconnect()
         assert not serves(node.address, 18080)
         assert node.client.ping()
-        node.mend()
+        node.reconnect()
         assert wait_until(lambda: serves(node.address, 18080))
 
 

@@ -70,9 +70,9 @@ class Workspace:
         self._free_ports.append(port)
 
     def folder(self, name: str) -> Path:
-        made = self.root / name
-        made.mkdir(mode=0o755)
-        return made
+        folder = self.root / name
+        folder.mkdir(mode=0o755)
+        return folder
 
     def release(self) -> None:
         """Remove all that was created in this slot, and release it."""

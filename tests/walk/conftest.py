@@ -55,7 +55,7 @@ class Cluster:
             for daemon in (agent.node.containerd, agent.node.dockerd):
                 if daemon.running:
                     daemon.thaw()
-            agent.node.mend()
+            agent.node.reconnect()
             agent.node.start()
         if not self.server.running:
             self.server.start()

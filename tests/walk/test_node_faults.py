@@ -219,7 +219,7 @@ def test_a_silent_node_keeps_everything_until_it_reports_again(
     faults: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "agent stopped": (agent.stop, agent.start),
         "agent frozen": (agent.freeze, agent.thaw),
-        "network cut": (agent.node.cut, agent.node.mend),
+        "network cut": (agent.node.disconnect, agent.node.reconnect),
     }
     begin, end = faults[fault]
     begin()

@@ -1,6 +1,6 @@
 """The meaning of a GPU error code that a node reports: its severity and the required action.
 
-The verdict depends on the code and on the recovery action that the driver requests (NVML field 230).
+Both depend on the code and on the recovery action that the driver requests (NVML field 230).
 
     recovery action is not none        -> fatal; reported as the GPU's `fault`
     catalogue: RESET_GPU, RESTART_BM   -> fatal, whatever the recovery action is
@@ -31,7 +31,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class XidVerdict:
+class GpuFault:
     """`notify_instance`: the instance on the GPU gets an event although the GPU stays in use."""
 
     severity: Severity
@@ -99,8 +99,8 @@ _KNOWN: Final = {
 _XID: Final = re.compile(r"xid_(\d{1,10})", re.ASCII)
 
 
-def classify(code: str, recovery_action: str | None) -> XidVerdict:
-    """Return the verdict on a reported code.
+def classify(code: str, recovery_action: str | None) -> GpuFault:
+    """Return the fault that a reported code means.
 
     Args:
         recovery_action: what the driver requests; "none": nothing; null: the driver does not report it.
@@ -108,19 +108,19 @@ def classify(code: str, recovery_action: str | None) -> XidVerdict:
     if match := _XID.fullmatch(code):
         return of_xid(int(match[1]), recovery_action)
     severity, action, description = _KNOWN.get(code, (*_SERVICE, "Unknown fault"))
-    return XidVerdict(severity, action, description, notify_instance=action is Action.RESTART_APP)
+    return GpuFault(severity, action, description, notify_instance=action is Action.RESTART_APP)
 
 
-def of_xid(number: int, recovery_action: str | None) -> XidVerdict:
+def of_xid(number: int, recovery_action: str | None) -> GpuFault:
     entry = CATALOGUE.get(number)
     description = entry.description if entry else "Unknown XID"
     if number == _RECOVERY_ACTION_CHANGED:
-        return XidVerdict(Severity.INFO, Action.NONE, description)
+        return GpuFault(Severity.INFO, Action.NONE, description)
     if number == _SINGLE_BIT_ERRORS:
-        return XidVerdict(Severity.WARN, Action.NONE, description)
+        return GpuFault(Severity.WARN, Action.NONE, description)
     immediate = entry.immediate if entry else ""
     if immediate in _BY_CATALOGUE:
         severity, action = _BY_CATALOGUE[immediate]
-        return XidVerdict(severity, action, description, notify_instance=severity is Severity.INFO)
+        return GpuFault(severity, action, description, notify_instance=severity is Severity.INFO)
     severity = Severity.WARN if recovery_action == NO_RECOVERY else Severity.FATAL
-    return XidVerdict(severity, _UNDECIDED_ACTIONS.get(immediate, Action.SERVICE), description)
+    return GpuFault(severity, _UNDECIDED_ACTIONS.get(immediate, Action.SERVICE), description)

@@ -81,11 +81,11 @@ class Preemption:
         """The evictions that make room for the unit, or None. The cluster state is left unchanged."""
         self._reclaims = self._shares.within_guarantee(unit)
         self._gangs.clear()
-        best: tuple[Price, _Attempt] | None = None
+        best: tuple[Price, _Trial] | None = None
         for among in [None] if unit.gang is None else gangs.sets(self.cluster, unit):
-            attempt = _Attempt(self, unit, among)
-            if attempt.succeeded and (best is None or attempt.price < best[0]):
-                best = attempt.price, attempt
+            trial = _Trial(self, unit, among)
+            if trial.succeeded and (best is None or trial.price < best[0]):
+                best = trial.price, trial
         return self._commit(unit, best[1]) if best else None
 
     def may_help(self, unit: Unit) -> bool:
@@ -96,18 +96,18 @@ class Preemption:
             bool(self.cluster.preemptible) or any(map(self._borrowing, self.cluster.held))
         )
 
-    def _commit(self, unit: Unit, attempt: "_Attempt") -> Evictions:
+    def _commit(self, unit: Unit, trial: "_Trial") -> Evictions:
         evictions: list[Eviction] = []
-        for member, index in attempt.places:
-            for victim in attempt.victims.get(index, ()):
+        for member, index in trial.places:
+            for victim in trial.victims.get(index, ()):
                 if all(each.instance_id != victim.instance_id for each in evictions):
                     node_id = self.cluster.node(index).id
                     because = self.because(unit, victim)
                     evictions.append(Eviction(victim.instance_id, node_id, member.instance_id, because))
-        for each in self._stopped_by(victim for victims in attempt.victims.values() for victim in victims):
+        for each in self._stopped_by(victim for victims in trial.victims.values() for victim in victims):
             self._evicted.add(each.instance_id)
             self._releasing[each.project_id] = self._releasing.get(each.project_id, 0) + each.gpu_milli
-        return Evictions(tuple(evictions), tuple(attempt.parts()))
+        return Evictions(tuple(evictions), tuple(trial.parts()))
 
     def allowed(self, request: Request) -> Allowed | None:
         return self._backfill.allowing(request)
@@ -168,7 +168,7 @@ class Preemption:
         return list(stopped.values())
 
     def _gang(self, group_id: str) -> tuple[Running, ...]:
-        """Cached before the what-if state of an attempt removes any of its members."""
+        """Cached before the what-if state of a trial removes any of its members."""
         if group_id not in self._gangs:
             nodes = (self.cluster.node(index) for index in sorted(self.cluster.groups[group_id]))
             running = (each for node in nodes for each in node.running if each.group_id == group_id)
@@ -267,8 +267,8 @@ class Preemption:
         return (not certain or self.may_evict(victims)) and fits(without(node, victims), request, self.then)
 
 
-class _Attempt:
-    """An attempt to place all members of a unit on some nodes; it restores the cluster state."""
+class _Trial:
+    """Tries to place all members of a unit on some nodes; the cluster state is unchanged."""
 
     def __init__(self, preemption: Preemption, unit: Unit, among: Mask | None) -> None:
         self._preemption = preemption

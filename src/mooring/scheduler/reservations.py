@@ -46,8 +46,8 @@ def reservable_gpus(
     """The GPUs that are available at the requested time.
 
     Args:
-        but: the reservation to be replaced, whose GPUs count as free.
-        always: GPUs that count as available in any state of their node and whatever is allocated of them.
+        but: the id of a reservation whose own GPUs count as free, because it is being changed.
+        always: GPUs that count as available, even if their node is not ready or they are allocated.
     """
     found: dict[str, dict[str, list[GpuView]]] = {}
     for node, gpu, starts in _windows(nodes, spec, but, always):
@@ -79,7 +79,7 @@ def earliest(nodes: Iterable[NodeView], spec: ReservationSpec, but: str | None =
     changes: dict[str, list[tuple[float, int]]] = {}
     for _node, gpu, starts in _windows(nodes, spec, but):
         for first, last in starts:
-            # At equal times, begins count before ends: `last` itself is a valid start.
+            # At equal times, starts are counted before ends, because `last` itself is a valid start.
             changes.setdefault(gpu.model, []).extend([(first, 1), (last, -1)])
     found = (_first_of_enough(of_model, spec.gpus.gpu_count) for of_model in changes.values())
     return min((time for time in found if time is not None), default=None)
@@ -140,7 +140,7 @@ def _starts(
 
 
 def _rank(gpus: ReservableGpus, spec: ReservationSpec, model: str, kept: Collection[str]) -> tuple[bool, int]:
-    """The model of the kept GPUs comes first, then the preferred one."""
+    """Sort key: the model of the kept GPUs comes first, then the preferred models."""
     keeps = any(gpu.uuid in kept for there in gpus.by_model[model].values() for gpu in there)
     return not keeps, preference(spec.gpus, model) or 0
 
@@ -148,18 +148,18 @@ def _rank(gpus: ReservableGpus, spec: ReservationSpec, model: str, kept: Collect
 def _of_model(nodes: Mapping[str, Sequence[GpuView]], count: int, kept: Collection[str]) -> tuple[str, ...]:
     chosen = [gpu.uuid for gpus in nodes.values() for gpu in gpus if gpu.uuid in kept][:count]
     left = {key: [gpu for gpu in gpus if gpu.uuid not in kept] for key, gpus in nodes.items()}
-    homes = {key for key, gpus in nodes.items() if any(gpu.uuid in chosen for gpu in gpus)}
+    used_nodes = {key for key, gpus in nodes.items() if any(gpu.uuid in chosen for gpu in gpus)}
     while len(chosen) < count:
-        key = _next_node(left, count - len(chosen), homes)
+        key = _next_node(left, count - len(chosen), used_nodes)
         chosen += links.choose(left.pop(key), count - len(chosen))
     return tuple(chosen)
 
 
-def _next_node(left: Mapping[str, Sequence[GpuView]], wanted: int, homes: Collection[str]) -> str:
-    """A node that is used already, then the smallest with enough GPUs, then the one with the most."""
+def _next_node(left: Mapping[str, Sequence[GpuView]], wanted: int, used_nodes: Collection[str]) -> str:
+    """Prefer a node that is used already, then the smallest with enough GPUs, then the one with the most."""
     return min(
         (key for key in left if left[key]),
-        key=lambda key: (key not in homes, *_fit_rank(len(left[key]), wanted), key),
+        key=lambda key: (key not in used_nodes, *_fit_rank(len(left[key]), wanted), key),
     )
 
 

@@ -48,7 +48,7 @@ class SessionAnswer(Peer):
 
 
 class CredentialAnswer(Peer):
-    """A new credential. It is valid at once; the previous one ends with its first use."""
+    """A new credential. It is valid at once. The previous one is valid until the new one is used."""
 
     credential: Text
 

@@ -17,7 +17,7 @@ from mooring.agent.simulated.gpus import GpuUser, SimulatedGpuReader
 from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.agent.sync.agent import Agent
 from mooring.agent.sync.client import ControlPlaneClient
-from mooring.agent.sync.exchange import NO_NEWS_PAUSE_S
+from mooring.agent.sync.exchange import NO_CHANGE_PAUSE_S
 from mooring.agent.sync.identity import NodeIdentity, StateDirectory
 from mooring.agent.sync.reachability import Reachability
 from mooring.agent.sync.stop_times import StopTimes
@@ -662,7 +662,7 @@ def test_stream_requests_to_a_server_that_shuts_down_are_paced(node: Node) -> No
     node.server.hang_up()
     asked, began = node.server.asked_for_streams, time.monotonic()
     wait_until(lambda: node.server.asked_for_streams >= asked + 4)
-    assert time.monotonic() - began > 2 * NO_NEWS_PAUSE_S
+    assert time.monotonic() - began > 2 * NO_CHANGE_PAUSE_S
 
 
 def test_a_brief_answer_takes_nothing_from_the_node(node: Node) -> None:

@@ -67,7 +67,7 @@ def test_plans_nothing_before_an_answer_and_a_listing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("generation", "highest_when_asked", "verdict"),
+    ("generation", "highest_when_asked", "outcome"),
     [
         (6, 5, AnswerOutcome.APPLIED),
         (5, 5, AnswerOutcome.APPLIED),
@@ -75,14 +75,14 @@ def test_plans_nothing_before_an_answer_and_a_listing() -> None:
         (4, 5, AnswerOutcome.REJECTED),
     ],
 )
-def test_generations(generation: int, highest_when_asked: int, verdict: AnswerOutcome) -> None:
+def test_generations(generation: int, highest_when_asked: int, outcome: AnswerOutcome) -> None:
     known = node()
-    assert known.apply_answer(answer(wanted(), generation=generation), highest_when_asked) is verdict
+    assert known.apply_answer(answer(wanted(), generation=generation), highest_when_asked) is outcome
     assert (known.reported_state().generation, bool(known.rejection)) == (
         max(generation, 5),
-        verdict is AnswerOutcome.REJECTED,
+        outcome is AnswerOutcome.REJECTED,
     )
-    assert planned(known) == ([Start] if verdict is AnswerOutcome.APPLIED else [])
+    assert planned(known) == ([Start] if outcome is AnswerOutcome.APPLIED else [])
 
 
 def test_a_foreign_control_plane_is_rejected_whatever_its_generation() -> None:

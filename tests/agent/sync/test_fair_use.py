@@ -67,7 +67,7 @@ def test_hung_pulls_of_one_project_do_not_delay_anothers_start(
         victim = of(VICTIM)
         server.wants(*hung, victim)
         await_phase(server, victim, "running")
-        assert slow.have_been_asked() <= PULLS_OF_PROJECT
+        assert slow.begun() <= PULLS_OF_PROJECT
         # Deleted, they end at once: those that wait for their turn, and those that hang.
         server.wants(victim)
         wait_until(lambda: len(server.instances()) == 1)

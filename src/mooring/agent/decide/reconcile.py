@@ -60,7 +60,7 @@ class Kill:
 class Release:
     """Wait until the GPUs of an ended container are idle (R11), except those that others use.
 
-    `shared_gpus` are GPUs that other containers go on using: only its own processes must be gone.
+    `shared_gpus` are GPUs that other containers still use: only its own processes must be gone.
     """
 
     container: Container

@@ -53,7 +53,7 @@ def _observed(snapshot: AgentSnapshot, key: Key, container: Container | None) ->
 
 
 def _unreleased(snapshot: AgentSnapshot, key: Key) -> ObservedInstance:
-    """Reported as running until its GPUs are idle: the control plane releases them at its end."""
+    """The container is gone; reported as running until its GPUs are idle, so that they stay allocated."""
     if key in snapshot.refusals:
         return _without_container(key, Phase.STARTING, CREATING)
     return _full(replace(snapshot.unreleased[key], status="running"), Phase.RUNNING, None)

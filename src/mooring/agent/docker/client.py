@@ -32,7 +32,7 @@ _POOL_SIZE = 64
 class Engine:
     """One engine. It connects at the first call, so an agent may start before its engine.
 
-    Every method may raise RuntimeUnavailable, and EngineRefused for an answer that is an error.
+    Every method may raise RuntimeUnavailable, and EngineRefused for an error response.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None, timeout_s: int = 10) -> None:
@@ -80,7 +80,7 @@ class Engine:
             _untyped(self._client()).remove_image(reference)
 
     def ask_registry(self, image: str, headers: Mapping[str, str]) -> str:
-        """Return the digest of an image in its registry, which the engine asks.
+        """Return the digest of an image in its registry. The engine sends the request.
 
         Raises:
             EngineRefused: the registry denied access, or cannot be reached.
@@ -170,10 +170,10 @@ class Engine:
         headers: Mapping[str, str] | None = None,
         headers_in_s: float | None = None,
     ) -> ByteStream:
-        """Send a request with a streamed answer. An error of the engine is raised at the first read.
+        """Send a request whose response is streamed. An error of the engine is raised at the first read.
 
         Args:
-            headers_in_s: how long the engine may take to send the headers of its answer.
+            headers_in_s: how long the engine may take to send the headers of its response.
         """
 
         def request() -> Response:

@@ -25,7 +25,7 @@ class EventLedger:
         self._cached: tuple[GpuEvent, ...] = ()
 
     def add(self, events: Iterable[GpuEvent], now: float) -> bool:
-        """Count these events. Returns whether any of them is news."""
+        """Count these events. Returns whether any of them is new."""
         is_new = False
         for event in events:
             kind = kind_of(event)

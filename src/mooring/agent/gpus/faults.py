@@ -103,14 +103,14 @@ class GpuFaults:
 
     def _add(self, event: GpuEvent, new: int) -> None:
         uuid, code = event["uuid"], event["code"]
-        verdict = xid.classify(code, self._recovery_of(uuid) if uuid else None)
-        if verdict.quarantines:
-            log.error("%s on GPU %s at %s: %s", code, uuid or "(unknown)", event["last_at"], verdict.action)
+        fault = xid.classify(code, self._recovery_of(uuid) if uuid else None)
+        if fault.quarantines:
+            log.error("%s on GPU %s at %s: %s", code, uuid or "(unknown)", event["last_at"], fault.action)
         if uuid is None:
             return
-        message = f"The driver reported {code} at {event['last_at']}: {verdict.description}"
+        message = f"The driver reported {code} at {event['last_at']}: {fault.description}"
         with self._lock:
-            if verdict.quarantines:
+            if fault.quarantines:
                 incident_id = f"{code}/{event['last_at']}/{uuid}"
                 self._incidents[incident_id] = _incident(incident_id, uuid, event, new, message)
                 _forget_oldest(self._incidents)

@@ -259,7 +259,7 @@ class NvmlGpuReader:
         return cast(dict[str, Any], answer["answer"])
 
     def _unreadable(self, fault: NodeFault) -> float:
-        """No NVML library and never a GPU: this is a CPU node, which is no error."""
+        """No NVML library and never a GPU: this is a CPU node, which is not an error."""
         if fault["code"] == "library_not_found" and not self._reading.inventory:
             self._publish(replace(self._reading, inventory=(), error=None))
             return self._absent.pause_s()
@@ -283,7 +283,7 @@ class NvmlGpuReader:
 
 
 class _InventoryTimes:
-    """Schedules inventory readings: at intervals, after news, and once more after that.
+    """Schedules inventory readings: at intervals, after a change, and once more after that.
 
     A driver that has just reported an error may set its recovery action a little later.
     """

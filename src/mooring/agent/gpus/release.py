@@ -89,7 +89,7 @@ class ReleaseGate:
         """Wait until these GPUs of an ended container are idle.
 
         Args:
-            shared_gpus: GPUs that others go on using: only the container's own processes must be gone.
+            shared_gpus: GPUs that others still use: only the container's own processes must be gone.
 
         Returns:
             Why a GPU is not idle in time, by UUID.

@@ -79,7 +79,7 @@ def forward_rules(version: int, management: Iterable[Network], gateways: Collect
     """Return the iptables rules, without `-A`, for packets that this machine forwards from containers.
 
     Args:
-        gateways: the bridges that members of all projects' groups share. They must not connect there.
+        gateways: bridges that groups of different projects share, which must not connect to each other there.
     """
     blocked = [
         *(network for network in METADATA if ip_network(network).version == version),
@@ -155,8 +155,8 @@ class Firewall:
         """Restore missing or changed rules. Raises FirewallUnavailable.
 
         Args:
-            bridges: those of Mooring's networks, and Docker's for all overlays. The packet filter whose rules
-                name each of them is the one that Docker uses.
+            bridges: those of Mooring's networks, and the one for all overlays. Docker uses the packet filter
+                whose rules name all of them.
         """
         with self._lock:
             variant = self._variant(bridges)
@@ -260,7 +260,7 @@ class Isolation:
         self._logged: str | None = None
 
     def problem(self, bridges: Collection[str]) -> Reason | None:
-        """Restore missing rules. Return why no instance may be started on this node, if so."""
+        """Restore missing rules. Return why no instance may be started on this node; None: it may."""
         why = None
         try:
             self._firewall.ensure_rules(bridges)

@@ -1,4 +1,4 @@
-"""Removes images that have been unused for long, and more of them while the disk is nearly full.
+"""Removes images that have been unused for a long time, and more of them while the disk is nearly full.
 
 Removes the least recently used first. Keeps images that have a container, are being pulled, were used
 recently, match the operator's patterns, or were not pulled by Mooring.

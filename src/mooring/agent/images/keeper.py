@@ -40,7 +40,7 @@ class ImageKeeper:
     def use(self, shown: str, image_id: str) -> None:
         """Mark the image as used. Raises StartDelayed: it is being removed."""
         if not self._usage.use(image_id):
-            message = f"{shown} is being removed because it was unused for long; it will be pulled again"
+            message = f"{shown} was unused for a long time and is being removed; it will be pulled again"
             raise StartDelayed(Reason(code="image_being_removed", message=message))
 
     def before(self, shown: str, name: str) -> set[str]:

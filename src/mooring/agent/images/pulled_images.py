@@ -1,7 +1,7 @@
 """The images that the agent has pulled, by reference with a digest.
 
-The engine has no access control: anyone who names an image on the node gets it, also the operator's builds,
-images pulled by hand and outdated tags. A project without `local_images` may use only the images recorded
+The engine has no access control: anyone who names an image on the node gets it, including images that the
+operator built or pulled, and outdated tags. A project without `local_images` may use only the images recorded
 here; for all others the agent contacts the registry.
 """
 

@@ -5,7 +5,7 @@
                                                                                                  on_answer
 
 Every report is complete and has a higher `seq`, so either call may fail and neither needs to be cancelled.
-While the desired state is the reported one, the push thread gets brief answers: the poll thread's are whole.
+If the agent already has the current desired state, answers to the push thread omit it (`brief`).
 """
 
 import logging
@@ -34,10 +34,10 @@ EXIT_UNAUTHORIZED: Final = 4
 
 LONGEST_PAUSE_S: Final = 5.0
 LONGEST_WAIT_S: Final = 55.0  # the protocol allows 60
-NO_NEWS_PAUSE_S: Final = 0.1
+NO_CHANGE_PAUSE_S: Final = 0.1
 # The threads that start containers go first: making the next report at once would compete for the
 # interpreter's lock, which delayed a start by a millisecond.
-NEWS_PAUSE_S: Final = 0.002
+CHANGE_PAUSE_S: Final = 0.002
 
 log = logging.getLogger(__name__)
 
@@ -129,14 +129,14 @@ class Exchange:
                 self._ended.wait(backoff.pause_s())
 
     def _call_and_pause(self, wait_s: float) -> bool:
-        """Whether the call succeeded. Pauses after an answer without news that came too early."""
+        """Whether the call succeeded. Pauses if an answer without a change came much too early."""
         began = time.monotonic()
-        news = self._call(wait_s)
-        if news:
-            self._ended.wait(NEWS_PAUSE_S)
-        elif news is False and time.monotonic() - began < wait_s / 2:
-            self._ended.wait(NO_NEWS_PAUSE_S)
-        return news is not None
+        changed = self._call(wait_s)
+        if changed:
+            self._ended.wait(CHANGE_PAUSE_S)
+        elif changed is False and time.monotonic() - began < wait_s / 2:
+            self._ended.wait(NO_CHANGE_PAUSE_S)
+        return changed is not None
 
     def _push(self) -> None:
         backoff = new_backoff()
@@ -169,7 +169,7 @@ class Exchange:
         return self._on_session(answer)
 
     def _call(self, wait_s: float, *, brief: bool = False) -> bool | None:
-        """Send one report. Whether its answer was news; None: the call failed, or its answer was rejected."""
+        """Send one report. Whether the answer had a change; None: the call failed, or was rejected."""
         report = self._make_report(min(wait_s, LONGEST_WAIT_S), brief)
         sent_at = time.monotonic()
         try:

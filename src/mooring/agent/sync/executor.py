@@ -99,7 +99,7 @@ class _OverlayKeeper:
 
 
 @dataclass(frozen=True, slots=True)
-class _Attempt:
+class _ContainerStart:
     """One start, from the decision to its end."""
 
     assignment: Assignment
@@ -209,11 +209,11 @@ class ActionExecutor:
         cancel = state.begin_work(
             key, ActionKind.START, devices.gpu_uuids, parent_gpus=devices.parent_gpus, share=devices.share
         )
-        attempt = _Attempt(assignment, idle, cancel, owner)
+        attempt = _ContainerStart(assignment, idle, cancel, owner)
         start = partial(self._start_with_local_image, attempt)
         self._pools.starts.submit(partial(self._start, attempt, start), owner, bounded=False)
 
-    def _start_with_local_image(self, attempt: _Attempt) -> Container | None:
+    def _start_with_local_image(self, attempt: _ContainerStart) -> Container | None:
         """Raises as `Runtime.start` and `StartSecretsOf.equip` do."""
         equipped = self._secrets.equip(attempt.assignment)
         return self._runtime.start(equipped, self._progress(attempt.key), attempt.cancel.is_set)
@@ -221,7 +221,7 @@ class ActionExecutor:
     def _progress(self, key: Key) -> Progress:
         return lambda reason: self._apply(lambda state: state.set_progress(key, reason), immediate=False)
 
-    def _start(self, attempt: _Attempt, start: BeginStart) -> None:
+    def _start(self, attempt: _ContainerStart, start: BeginStart) -> None:
         key, began = attempt.key, time.monotonic()
         try:
             self._gate.note_start(attempt.idle_gpus)
@@ -239,7 +239,7 @@ class ActionExecutor:
             outcome = container.status if container else "cancelled"
             log.info("%s/%s: %s after %.3f s", *key, outcome, time.monotonic() - began)
 
-    def _queue_pull(self, attempt: _Attempt, image: str) -> None:
+    def _queue_pull(self, attempt: _ContainerStart, image: str) -> None:
         key = attempt.key
         message = f"pulling {attempt.assignment.spec.image}: waiting for its turn"
         queued = Reason(code="pulling_image", message=message)
@@ -263,7 +263,7 @@ class ActionExecutor:
         # In a thread: the caller holds the lock that `apply` needs.
         self._pools.endings.submit(partial(self._started, key, None), ticket.owner, bounded=False)
 
-    def _pull(self, attempt: _Attempt) -> None:
+    def _pull(self, attempt: _ContainerStart) -> None:
         key = attempt.key
         with self._pulls_lock:
             self._pulls.pop(key, None)
@@ -278,7 +278,7 @@ class ActionExecutor:
         else:
             self._pulled(attempt, start)
 
-    def _pulled(self, attempt: _Attempt, start: BeginStart | None) -> None:
+    def _pulled(self, attempt: _ContainerStart, start: BeginStart | None) -> None:
         if start is None:
             self._started(attempt.key, None)
         else:

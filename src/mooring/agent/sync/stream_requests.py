@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from mooring.agent.sync.client import ControlPlaneClient, ControlPlaneError
-from mooring.agent.sync.exchange import NO_NEWS_PAUSE_S, new_backoff
+from mooring.agent.sync.exchange import NO_CHANGE_PAUSE_S, new_backoff
 from mooring.agent.sync.identity import NodeIdentity
 from mooring.schemas.agent_streams import StreamRequest, StreamRequests, StreamRequestsQuery
 
@@ -71,7 +71,7 @@ class StreamRequestsCall:
         self._handle(answer)
         if not set(self._known) - set(query.known) and time.monotonic() - began < wait_s / 2:
             # A control plane that is shutting down answers at once.
-            self._ended.wait(NO_NEWS_PAUSE_S)
+            self._ended.wait(NO_CHANGE_PAUSE_S)
 
     def _handle(self, answer: StreamRequests) -> None:
         if (answer.control_plane_id, answer.node_id) != self._expected:

@@ -1,7 +1,7 @@
 """Authentication and authorization of every request, before its body is read.
 
-The gate authenticates the caller and checks that they may call the operation in some project. The operation
-itself checks access to its resource, with the `Access` created here.
+`AuthorizedRoute` authenticates the caller and checks that they may call the operation in some project. The
+operation itself checks access to its resource, with the `Access` created here.
 """
 
 from collections.abc import Callable, Coroutine
@@ -38,7 +38,7 @@ _node_scheme = HTTPBearer(
 
 _ANYBODY = Caller("anybody", "system", "anybody", everywhere=frozenset({Permission.METRICS}))
 
-# Requests of these classes may stay open for long.
+# Requests of these classes may stay open for hours.
 _LONG_RUNNING = frozenset({ActionClass.STREAM, ActionClass.EXEC})
 
 # These 429s are delayed. The rate limits keep other 429s rare.
@@ -55,7 +55,7 @@ class NodeCaller:
     credential_hash: str
 
 
-class GatedRoute(APIRoute):
+class AuthorizedRoute(APIRoute):
     """A route that admits only the callers that its row of `api/auth/rules.py` allows."""
 
     def get_route_handler(self) -> Handler:
@@ -95,11 +95,11 @@ def rule_of(route: APIRoute) -> Rule:
 
 
 def require_all_authorized(app: FastAPI) -> None:
-    """Raises LookupError for a route that is no GatedRoute; only FastAPI's own OpenAPI route may be."""
+    """Raises LookupError for a route that is not an AuthorizedRoute, except FastAPI's own OpenAPI route."""
     for context in iter_route_contexts(app.routes):
         route = context.original_route
-        if not isinstance(route, GatedRoute) and getattr(route, "path", None) != app.openapi_url:
-            raise LookupError(f"{route} is no GatedRoute: give its router route_class=GatedRoute")
+        if not isinstance(route, AuthorizedRoute) and getattr(route, "path", None) != app.openapi_url:
+            raise LookupError(f"{route} is not an AuthorizedRoute: set route_class=AuthorizedRoute")
 
 
 async def _authorize(request: Request, rule: Rule) -> None:
@@ -183,7 +183,7 @@ async def _node(
     return node
 
 
-# The security schemes are for the OpenAPI document only; the gate has already decided.
+# The security schemes are for the OpenAPI document only; `AuthorizedRoute` has already decided.
 CurrentAccess = Annotated[Access, Depends(_access)]
-CurrentLiveAccess = Annotated[LiveAccess, Depends(_live)]  # for operations that may stay open for long
+CurrentLiveAccess = Annotated[LiveAccess, Depends(_live)]  # for operations that may stay open for hours
 CurrentNode = Annotated[NodeCaller, Depends(_node)]

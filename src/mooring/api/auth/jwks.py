@@ -151,7 +151,7 @@ def keys_in(document: dict[str, Any]) -> list[Key]:
     """The signature keys of a JWKS document; other keys are ignored.
 
     Raises:
-        ValueError: the document is no JWKS.
+        ValueError: the document is not a JWKS.
     """
     listed = document.get("keys")
     if not isinstance(listed, list):
@@ -163,9 +163,9 @@ def _key(jwk: Any) -> Key | None:
     if not isinstance(jwk, dict) or jwk.get("use", "sig") != "sig":
         return None
     try:
-        made = PyJWK(jwk)
+        parsed = PyJWK(jwk)
     except (PyJWTError, TypeError):
         return None
     stated = jwk.get("alg") is not None or jwk.get("kty") != "RSA"
-    algorithms = ALGORITHMS.intersection({made.algorithm_name} if stated else _RSA)
-    return Key(jwk.get("kid"), made.key, algorithms) if algorithms else None
+    algorithms = ALGORITHMS.intersection({parsed.algorithm_name} if stated else _RSA)
+    return Key(jwk.get("kid"), parsed.key, algorithms) if algorithms else None

@@ -68,7 +68,7 @@ class SignOn:
             raise _invalid(_REASONS[jwt.ExpiredSignatureError])
         if "cnf" in claims or "events" in claims:
             # Bound to a key whose possession the client must prove, or a message about a session.
-            raise _invalid("it is no bearer token")
+            raise _invalid("it is not a bearer token")
         subject = claims["sub"]
         if not 0 < len(subject) <= _MAX_SUBJECT or not subject.isprintable():
             raise _invalid("its subject cannot be stored")
@@ -102,7 +102,7 @@ def _header(token: str) -> Mapping[str, Any]:
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         raise _invalid("it is not signed with an accepted algorithm")
     if not isinstance(kind, str) or kind.lower() not in _TYPES:
-        raise _invalid("it is no access token")
+        raise _invalid("it is not an access token")
     return header
 
 

@@ -24,7 +24,7 @@ class ActionClass(StrEnum):
     READ = "read"
     WRITE = "write"
     EXEC = "exec"
-    STREAM = "stream"  # may stay open for long: logs, events and waits
+    STREAM = "stream"  # may stay open for hours: logs, events and waits
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mooring.api.auth.authorization import GatedRoute, Handler, rule_of
+from mooring.api.auth.authorization import AuthorizedRoute, Handler, rule_of
 from mooring.api.auth.rules import ActionClass
 from mooring.api.context import Context
 from mooring.core.access import Caller
@@ -68,7 +68,7 @@ def _without_control(message: str) -> str:
     return json.dumps(message, ensure_ascii=True)[1:-1]
 
 
-class StrictRoute(GatedRoute):
+class StrictRoute(AuthorizedRoute):
     """A gated route with strict parsing, and with a limit on each project's concurrent writes."""
 
     def open_handler(self) -> Handler:

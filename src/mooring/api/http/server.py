@@ -36,7 +36,7 @@ class ConnectionLimits:
     Attributes:
         head_s: for a whole head, from the start of the connection or the first byte of the head.
         body_s: for a whole body; every `bytes_per_s` bytes add a second.
-        frames_s: between two pieces of a node's stream, which may go on for hours.
+        frames_s: between two pieces of a node's stream, which may last for hours.
         linger_s: for the rest of a rejected body, so that the client can read the answer.
         reader_s: for a client that reads nothing of what is sent, or is gone.
         connections: may be open. At the limit an idle connection is closed, or else the new one is rejected.

@@ -8,9 +8,9 @@ from importlib.resources import files
 from fastapi import APIRouter
 from starlette.responses import HTMLResponse, Response
 
-from mooring.api.auth.authorization import GatedRoute
+from mooring.api.auth.authorization import AuthorizedRoute
 
-router = APIRouter(include_in_schema=False, route_class=GatedRoute)
+router = APIRouter(include_in_schema=False, route_class=AuthorizedRoute)
 
 _ASSETS = {
     "swagger-ui-bundle.js": "text/javascript",

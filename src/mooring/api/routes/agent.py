@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mooring.api.auth.authorization import CurrentNode, GatedRoute, NodeCaller
+from mooring.api.auth.authorization import AuthorizedRoute, CurrentNode, NodeCaller
 from mooring.api.context import Context, Ctx
 from mooring.api.http.body import require_json_type
 from mooring.api.http.problems import invalid
@@ -42,7 +42,7 @@ from mooring.schemas.agent import (
 )
 from mooring.schemas.agent_streams import StreamFrame, StreamRequest, StreamRequests, StreamRequestsQuery
 
-router = APIRouter(prefix="/agent/v1", tags=["agent"], route_class=GatedRoute)
+router = APIRouter(prefix="/agent/v1", tags=["agent"], route_class=AuthorizedRoute)
 
 _MAX_FRAME_BYTES = 256 * 1024
 _LAST_FRAME_GRACE_S = 0.5

@@ -75,7 +75,7 @@ def update_node(
 
 @router.post("/nodes/{node_id}/cordon", response_model=Node, responses=errors(), operation_id="cordon_node")
 def cordon_node(node_id: str, context: Ctx, call: CurrentCall) -> Response:
-    """Cordon a node. No new instances are placed on it; running ones go on."""
+    """Cordon a node. No new instances are placed on it; running ones continue."""
     return _cordoned(context, call, node_id, cordoned=True)
 
 

@@ -148,7 +148,7 @@ def update_reservation(
 def delete_reservation(
     reservation_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch
 ) -> Response:
-    """Delete a reservation. Its GPUs become available to all; running instances go on."""
+    """Delete a reservation. Its GPUs become available to all; running instances continue."""
 
     def act(session: Session) -> StoredAnswer:
         reservations.delete(session, access, reservation_id, if_match)

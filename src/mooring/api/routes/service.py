@@ -7,7 +7,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import PlainTextResponse, Response
 
-from mooring.api.auth.authorization import CurrentAccess, GatedRoute
+from mooring.api.auth.authorization import AuthorizedRoute, CurrentAccess
 from mooring.api.context import Context, Ctx
 from mooring.api.http import responses
 from mooring.api.openapi.responses import errors
@@ -16,7 +16,7 @@ from mooring.core.errors import DatabaseUnavailable, NotMigrated, WaitingForNode
 from mooring.db import migrate
 from mooring.schemas.base import Answer
 
-router = APIRouter(tags=["service"], route_class=GatedRoute)
+router = APIRouter(tags=["service"], route_class=AuthorizedRoute)
 
 
 class Status(Answer):

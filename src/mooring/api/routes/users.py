@@ -82,7 +82,7 @@ def update_user(
 
 @router.delete("/{user_id}", status_code=204, responses=errors(), operation_id="delete_user")
 def delete_user(user_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
-    """Delete a user. Removes them from all projects and revokes their API keys; their instances go on."""
+    """Delete a user. Removes them from all projects and revokes their API keys; their instances continue."""
 
     def act(session: Session) -> StoredAnswer:
         users.delete(session, access, user_id, if_match)

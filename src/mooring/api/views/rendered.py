@@ -1,6 +1,6 @@
 """A cache of instances as JSON text, by version: lists are read often and change little.
 
-Every shown field but the queue position changes only with `version`, which is the ETag. The queue position is
+Every field except the queue position changes only with `version`, which is the ETag. The queue position is
 appended to the cached text.
 """
 
@@ -28,7 +28,7 @@ PageRows = Sequence[Row[Any]]
 
 
 def page_columns() -> Select[Any]:
-    """Select what a page needs of every instance; the rest is read only if its text is not cached."""
+    """Select the columns that a page needs of every instance. Other columns are read if no text is cached."""
     considered = Instance.reason["code"].as_string().is_distinct_from(QUEUED.code)
     return select(
         Instance.id, Instance.version, Instance.state, Instance.queued_at, considered.label("considered")

@@ -95,10 +95,10 @@ def sign_with(database: Database, keys: AuditKeys) -> None:
 
 
 def start(session: Session, keys: AuditKeys) -> None:
-    """Check at startup that the key is the database's. Record the first key and each new one in the log.
+    """Check at startup that this key signed the log. Record the first key and each new one in the log.
 
-    The row of the first key has the hash of the unkeyed chain of older releases, so that a recomputed chain
-    would contradict it.
+    The row of the first key has the last hash of the chain that older releases wrote without a key, so that
+    changes to that chain are found.
 
     Raises:
         WrongAuditKey: the log is signed with a different key.
@@ -110,7 +110,7 @@ def start(session: Session, keys: AuditKeys) -> None:
     if known is not None and known not in keys.ids:
         raise WrongAuditKey(
             f"the audit log is signed with another key ({known}): with this one its rows look forged. "
-            f"Put the old key into MOORING_AUDIT_KEYS (after a comma, behind the new one), or copy the "
+            f"Append the old key to MOORING_AUDIT_KEYS, after a comma, or copy the "
             f"old {KEY_FILE} into this server's data directory"
         )
     after: dict[str, Any] = {"key": keys.newest_id}

@@ -1,4 +1,4 @@
-"""The keys that sign the audit log (R32), kept outside the database: write access to it does not suffice.
+"""The keys that sign the audit log (R32). They are not in the database, so its writers cannot forge rows.
 
 Several keys allow a rotation: the first signs, all verify.
 """

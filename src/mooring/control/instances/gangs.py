@@ -56,38 +56,38 @@ def layouts(session: Session, group_ids: Collection[str]) -> dict[str, Layout]:
     if not group_ids:
         return {}
     groups = session.scalars(select(InstanceGroup).where(InstanceGroup.id.in_(group_ids))).all()
-    homes = _homes(session, group_ids)
-    facts = _facts(session, {node_id for home in homes.values() for node_id in home.values()})
+    node_ids = _member_nodes(session, group_ids)
+    facts = _network_facts(session, {each for by_rank in node_ids.values() for each in by_rank.values()})
     may_use_host = _may_use_host(session, {group.project_id for group in groups})
     return {
-        group.id: _layout(group, homes[group.id], facts, host=group.project_id in may_use_host)
+        group.id: _layout(group, node_ids[group.id], facts, host=group.project_id in may_use_host)
         for group in groups
-        if group.id in homes
+        if group.id in node_ids
     }
 
 
-def _homes(session: Session, group_ids: Collection[str]) -> dict[str, dict[int, str]]:
+def _member_nodes(session: Session, group_ids: Collection[str]) -> dict[str, dict[int, str]]:
     """Group id -> rank -> node id, of members that are placed or have ended on a node."""
     query = select(Instance.group_id, Instance.group_rank, Instance.node_id).where(
         Instance.group_id.in_(group_ids), Instance.node_id.is_not(None), Instance.deleted_at.is_(None)
     )
-    homes: dict[str, dict[int, str]] = defaultdict(dict)
+    node_ids: dict[str, dict[int, str]] = defaultdict(dict)
     for group_id, rank, node_id in session.execute(query):
         if group_id is not None and rank is not None and node_id is not None:
-            homes[group_id][rank] = node_id
-    return homes
+            node_ids[group_id][rank] = node_id
+    return node_ids
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
+class _NetworkFacts:
     swarm: str | None
     address: str
 
 
-def _facts(session: Session, node_ids: Collection[str]) -> dict[str, _Facts]:
+def _network_facts(session: Session, node_ids: Collection[str]) -> dict[str, _NetworkFacts]:
     query = select(Node.id, Node.facts).where(Node.id.in_(node_ids))
     return {
-        node_id: _Facts((facts.get("swarm") or {}).get("cluster_id"), facts["address"])
+        node_id: _NetworkFacts((facts.get("swarm") or {}).get("cluster_id"), facts["address"])
         for node_id, facts in session.execute(query)
         if facts
     }
@@ -99,12 +99,12 @@ def _may_use_host(session: Session, project_ids: Iterable[str]) -> set[str]:
 
 
 def _layout(
-    group: InstanceGroup, homes: Mapping[int, str], facts: Mapping[str, _Facts], *, host: bool
+    group: InstanceGroup, node_ids: Mapping[int, str], facts: Mapping[str, _NetworkFacts], *, host: bool
 ) -> Layout:
-    there = [facts[node_id] for node_id in set(homes.values()) if node_id in facts]
+    there = [facts[node_id] for node_id in set(node_ids.values()) if node_id in facts]
     swarms = {each.swarm for each in there}
     # A restarted member may be placed on another node, so the network must span nodes from the start.
-    spreads = len(set(homes.values())) > 1 or group.on_member_failure == "restart_member"
+    spreads = len(set(node_ids.values())) > 1 or group.on_member_failure == "restart_member"
     network: UsedNetwork = "bridge"
     if host and group.network == "host":
         network = "host"
@@ -112,7 +112,7 @@ def _layout(
         network = "overlay"
     elif spreads and host and group.network != "overlay":
         network = "host"
-    first = facts.get(homes.get(0, ""))
+    first = facts.get(node_ids.get(0, ""))
     address = first.address if network == "host" and first else member_name(group.name, 0)
     return Layout(group, network, swarms.pop() if network == "overlay" else None, address)
 

@@ -20,7 +20,7 @@ from mooring.schemas.agent import Assignment, GpuGrant, GroupMembership, KnownAs
 
 @dataclass(frozen=True, slots=True)
 class _Extras:
-    """What assignments need beside their rows, by instance id; one query for each kind."""
+    """What assignments need in addition to their rows, by instance id; one query for each kind."""
 
     grants: Mapping[str, list[GpuGrant]]
     projects: Mapping[str, Row[Any]]  # by id

@@ -22,7 +22,7 @@ from mooring.control.events import EventKind
 from mooring.core import ids
 from mooring.core.gpu import Health
 from mooring.core.instance.state import Reason
-from mooring.core.xid import Severity, XidVerdict, classify
+from mooring.core.xid import GpuFault, Severity, classify
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Allocation, Gpu, GpuCondition, GpuIncident
@@ -52,7 +52,7 @@ def code_of(reported: str) -> str:
     return reported if _CODE.fullmatch(reported) else "unknown_fault"
 
 
-def verdict_of(row: Gpu, code: str) -> XidVerdict:
+def fault_of(row: Gpu, code: str) -> GpuFault:
     return classify(code, (row.facts or {}).get("recovery_action"))
 
 
@@ -77,18 +77,18 @@ def only_project(held: Sequence[GpuHolder]) -> str | None:
 
 
 def record(
-    session: Session, row: Gpu, incident: Incident, verdict: XidVerdict, held: Sequence[GpuHolder]
+    session: Session, row: Gpu, incident: Incident, fault: GpuFault, held: Sequence[GpuHolder]
 ) -> bool:
     """Store an incident and append events to affected instances; returns whether its condition is new."""
     code, project_id = code_of(incident.code), only_project(held)
-    of_project = project_id if verdict.severity is Severity.INFO else None
-    is_new = _raise_condition(session, row, code, verdict, of_project or _NOBODY, incident.count)
-    is_new_incident = _record_incident(session, row, incident, verdict, held)
+    of_project = project_id if fault.severity is Severity.INFO else None
+    is_new = _raise_condition(session, row, code, fault, of_project or _NOBODY, incident.count)
+    is_new_incident = _record_incident(session, row, incident, fault, held)
     # If several projects have MIG devices of the GPU, it is unknown whose program caused the fault.
-    if is_new_incident and verdict.notify_instance and project_id is not None:
-        kind, reason = EventKind.INSTANCE_GPU_FAULT, _reason(code, verdict)
+    if is_new_incident and fault.notify_instance and project_id is not None:
+        kind, reason = EventKind.INSTANCE_GPU_FAULT, _reason(code, fault)
         for each in held:
-            _append_event(session, kind, row, each, reason, verdict, incident.count)
+            _append_event(session, kind, row, each, reason, fault, incident.count)
     return is_new
 
 
@@ -113,13 +113,13 @@ def apply_health(
         session.execute(query)
         settle_placement(session, row)
         return
-    verdict = verdict_of(row, reason.code)
+    fault = fault_of(row, reason.code)
     if not has_condition(session, row, reason.code):
-        _raise_condition(session, row, reason.code, _as_fatal(verdict), _NOBODY, 1)
+        _raise_condition(session, row, reason.code, _as_fatal(fault), _NOBODY, 1)
     project_id = only_project(held)
-    kind, fatal = EventKind.INSTANCE_GPU_UNHEALTHY, _as_fatal(verdict)
+    kind, fatal = EventKind.INSTANCE_GPU_UNHEALTHY, _as_fatal(fault)
     for each in holders(session, row):
-        shown = reason if each.project_id == project_id else _reason(reason.code, verdict)
+        shown = reason if each.project_id == project_id else _reason(reason.code, fault)
         _append_event(session, kind, row, each, shown, fatal, health=health)
 
 
@@ -131,10 +131,10 @@ def set_standing(session: Session, row: Gpu, codes: Sequence[str]) -> None:
     for code in sorted(there.keys() - wanted):
         session.delete(there[code])
     for code in sorted(wanted - there.keys()):
-        verdict = verdict_of(row, code)
-        if verdict.severity is Severity.FATAL:  # fatal faults are reported elsewhere
-            verdict = XidVerdict(Severity.WARN, verdict.action, verdict.description)
-        _raise_condition(session, row, code, verdict, _NOBODY, 1, standing=True)
+        fault = fault_of(row, code)
+        if fault.severity is Severity.FATAL:  # fatal faults are reported elsewhere
+            fault = GpuFault(Severity.WARN, fault.action, fault.description)
+        _raise_condition(session, row, code, fault, _NOBODY, 1, standing=True)
     if there.keys() != wanted:
         settle_placement(session, row)
 
@@ -173,7 +173,7 @@ def _raise_condition(
     session: Session,
     row: Gpu,
     code: str,
-    verdict: XidVerdict,
+    fault: GpuFault,
     project_id: str,
     count: int,
     *,
@@ -184,16 +184,16 @@ def _raise_condition(
     found = session.get(GpuCondition, (row.uuid, code, project_id))
     if found is not None:
         found.count, found.last_at = min(found.count + count, 2**31 - 1), at
-        found.severity, found.action = str(verdict.severity), str(verdict.action)
+        found.severity, found.action = str(fault.severity), str(fault.action)
         return False
     session.add(
         GpuCondition(
-            gpu_uuid=row.uuid, code=code, project_id=project_id, severity=str(verdict.severity),
-            action=str(verdict.action), since=at, last_at=at, count=count, standing=standing,
+            gpu_uuid=row.uuid, code=code, project_id=project_id, severity=str(fault.severity),
+            action=str(fault.action), since=at, last_at=at, count=count, standing=standing,
         )
     )  # fmt: skip
     _drop_oldest_conditions(session, row.uuid)
-    if verdict.severity is Severity.WARN:
+    if fault.severity is Severity.WARN:
         settle_placement(session, row)
     return True
 
@@ -213,7 +213,7 @@ def _drop_oldest_conditions(session: Session, uuid: str) -> None:
 
 
 def _record_incident(
-    session: Session, row: Gpu, incident: Incident, verdict: XidVerdict, held: Sequence[GpuHolder]
+    session: Session, row: Gpu, incident: Incident, fault: GpuFault, held: Sequence[GpuHolder]
 ) -> bool:
     """Insert an incident or count it with an equal one of the last hour; returns whether it is new."""
     code, at, project_id = code_of(incident.code), now(), only_project(held)
@@ -225,12 +225,12 @@ def _record_incident(
     session.add(
         GpuIncident(
             id=new_id(ids.GPU_INCIDENT), gpu_uuid=row.uuid, node_id=row.node_id, code=code,
-            severity=str(verdict.severity), action=str(verdict.action),
+            severity=str(fault.severity), action=str(fault.action),
             message=incident.message[:MESSAGE_MAX], project_id=project_id, instance_id=instance_id,
             since=at, last_at=at, count=incident.count,
         )
     )  # fmt: skip
-    _drop_oldest_incidents(session, row.uuid, of_application=verdict.severity is Severity.INFO)
+    _drop_oldest_incidents(session, row.uuid, of_application=fault.severity is Severity.INFO)
     return True
 
 
@@ -265,18 +265,18 @@ def _drop_oldest_incidents(session: Session, uuid: str, *, of_application: bool)
         session.delete(extra)
 
 
-def _as_fatal(verdict: XidVerdict) -> XidVerdict:
+def _as_fatal(fault: GpuFault) -> GpuFault:
     """A fault that takes a GPU out of use is fatal, whatever the severity of its code is otherwise."""
-    return XidVerdict(Severity.FATAL, verdict.action, verdict.description)
+    return GpuFault(Severity.FATAL, fault.action, fault.description)
 
 
-def _reason(code: str, verdict: XidVerdict) -> Reason:
+def _reason(code: str, fault: GpuFault) -> Reason:
     """A general message, which reveals nothing of the instances that used the GPU."""
-    return Reason(code=code, message=verdict.description)
+    return Reason(code=code, message=fault.description)
 
 
 def _append_event(
-    session: Session, kind: EventKind, row: Gpu, holder: GpuHolder, reason: Reason, verdict: XidVerdict,
+    session: Session, kind: EventKind, row: Gpu, holder: GpuHolder, reason: Reason, fault: GpuFault,
     count: int = 1, health: Health | None = None,
 ) -> None:  # fmt: skip
     data: JsonObject = {
@@ -284,8 +284,8 @@ def _append_event(
         "gpu_uuid": row.uuid,
         "mig_uuid": holder.mig_uuid,
         "health": str(health or row.health),
-        "severity": str(verdict.severity),
-        "action": str(verdict.action),
+        "severity": str(fault.severity),
+        "action": str(fault.action),
         "count": count,
         "reason": reason.model_dump(),
     }

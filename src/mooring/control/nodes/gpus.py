@@ -206,10 +206,10 @@ def _merged(incidents: Sequence[Incident]) -> list[Incident]:
 
 def _apply_incident(session: Session, row: Gpu, incident: Incident) -> None:
     code = gpu_health.code_of(incident.code)
-    verdict = gpu_health.verdict_of(row, code)
+    fault = gpu_health.fault_of(row, code)
     held = gpu_health.holders(session, row, incident)
-    is_new = gpu_health.record(session, row, incident, verdict, held)
-    if not verdict.quarantines or row.health is Health.LOST:
+    is_new = gpu_health.record(session, row, incident, fault, held)
+    if not fault.quarantines or row.health is Health.LOST:
         return
     # A recurring error keeps its first reason and causes no further events.
     if is_new or row.health is Health.HEALTHY:

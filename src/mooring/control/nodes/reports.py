@@ -49,7 +49,7 @@ def apply(session: Session, node_id: str, credential_hash: str, report: SyncRequ
     """
     node = _locked(session, node_id, credential_hash, report)
     if report.session > node.session:
-        # Only a restored database has a lower number than an agent was given.
+        # The stored number is lower than that of an agent: the database was restored from a backup.
         node.session, node.seq = report.session, 0
     return _apply_new(session, node, report) if report.seq > node.seq else ()
 

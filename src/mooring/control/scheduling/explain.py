@@ -77,7 +77,7 @@ def _insufficient(snapshot: Snapshot, request: Request, memory: CycleCache) -> I
     request = replace(request, quota=snapshot.quotas.get(request.project_id))
     fits = would_fit(snapshot.nodes, as_alternative(request), snapshot.at, memory)
     most = fits.max_count_now
-    hint = f"up to {most} such GPUs would start now" if most else "leave on_capacity out to wait in the queue"
+    hint = f"up to {most} such GPUs would start now" if most else "omit on_capacity to wait in the queue"
     return InsufficientCapacity(
         f"no node can host this now; {hint}",
         would_fit=_fitting(fits),

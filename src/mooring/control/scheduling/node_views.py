@@ -236,7 +236,7 @@ def _gpus(
     grouped: dict[str, list[GpuView]] = defaultdict(list)
     query = _of(select(*columns).order_by(Gpu.uuid), Gpu.node_id, node_ids)
     for node_id, uuid, index, model, memory_mib, health, milli, held_by, last, text in session.execute(query):
-        facts = _facts(text)
+        facts = _stored_facts(text)
         grouped[node_id].append(
             GpuView(
                 uuid=uuid,
@@ -263,7 +263,7 @@ def _gpus(
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
+class _StoredGpuFacts:
     nvlink: Mapping[str, int]
     topology: Mapping[str, str]
     compute_capability: str | None
@@ -273,10 +273,10 @@ class _Facts:
 
 
 @lru_cache(maxsize=100_000)
-def _facts(text: str) -> _Facts:
+def _stored_facts(text: str) -> _StoredGpuFacts:
     """A GPU's facts as stored. They hardly ever change."""
     read = json.loads(text)
-    return _Facts(
+    return _StoredGpuFacts(
         nvlink={peer["uuid"]: peer["links"] for peer in read.get("nvlink_peers", ())},
         topology=read.get("topology", {}),
         compute_capability=read.get("compute_capability"),

@@ -90,7 +90,7 @@ def check(session: Session, encryptor: Encryptor) -> None:
         raise WrongEncryptionKey(
             "the encryption key is not the one this database was written with: secrets, registry passwords "
             "and stored answers could not be read. Put the old key into MOORING_ENCRYPTION_KEYS (after a "
-            f"comma, behind the new one), or copy the old {KEY_FILE} into this server's data directory"
+            f"comma, after the new one), or copy the old {KEY_FILE} into this server's data directory"
         ) from None
 
 

@@ -22,7 +22,7 @@ def require_room(session: Session, kind: Kind, project_id: str | None) -> None:
     """Check that a project may have one more row. Exact only if the caller has locked the project.
 
     Raises:
-        TooManyRows: the project has as many as it can.
+        TooManyRows: the project has the maximum number.
     """
     query = select(func.count()).select_from(kind).where(kind.project_id == project_id)
     if kind is ApiKey:

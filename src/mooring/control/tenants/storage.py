@@ -63,7 +63,7 @@ def add(session: Session, project_id: str, *, stored: int, written: int | None =
 
 
 def add_answer(session: Session, project_id: str | None, written: int) -> None:
-    """Count an answer that is stored for replay. It is no reason to reject a request that was carried out."""
+    """Count an answer that is stored for replay. Never raises, since the request was already carried out."""
     if project_id is not None:
         _pending(session).written[project_id] += written
 

@@ -3,7 +3,7 @@
     pending -> scheduled -> starting -> running -> stopping -> stopped
        |           |            |          |  \\
        |           |            |          |   `-> succeeded (exit 0) | failed (other exit, with a reason)
-       `-----------+------------+----------+--> failed;  unreachable <-> any that holds GPUs, node silent
+       `-----------+------------+----------+--> failed;  unreachable <-> any that holds GPUs (node silent)
     start: stopped | succeeded | failed -> pending.   delete: any -> (stopping ->) deleted
 """
 

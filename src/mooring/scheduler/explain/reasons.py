@@ -19,7 +19,7 @@ class FittingAlternatives:
 
     max_count_now: int  # the most GPUs; 0 if not even one
     models_now: tuple[str, ...]  # NVML names of models that would fit
-    share_milli_now: int | None = None  # the largest share of one GPU, if a share is asked for; null: none
+    share_milli_now: int | None = None  # the largest share of one GPU; null: none, or no share is requested
     without_same_numa: bool = False  # it would fit if its GPUs need not be on one NUMA node
 
 

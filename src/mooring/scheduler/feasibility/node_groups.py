@@ -1,4 +1,4 @@
-"""What keeps a request from each node, evaluated by groups of nodes with GPUs in the same condition.
+"""Why each node refuses a request, evaluated by groups of nodes whose GPUs are equal for every filter.
 
 Evaluating each of hundreds of different requests on each of thousands of nodes would be too slow. GPU filters
 run once per group; CPUs and memory are compared as arrays.
@@ -65,7 +65,7 @@ class Survey:
     # By node: the first failed stage. `BESIDE` is CPUs, memory and disk; `FITS` is none.
     stage: Ints
     group: Ints  # by node
-    examples: Mapping[int, NodeView]  # a node of each group, with the GPUs of all in it
+    examples: Mapping[int, NodeView]  # one node of each group: all its nodes have such GPUs
     all_ready: bool
     view: Callable[[NodeView], NodeView] = lambda node: node  # applied to each node of `nodes`
 
@@ -105,7 +105,7 @@ class Survey:
 
 
 class NodeGroups:
-    """The nodes of a cluster state, grouped by the condition of their GPUs; updated on each call."""
+    """The nodes of a cluster state, grouped by equal GPUs; updated on each call."""
 
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster

@@ -35,10 +35,10 @@ def held(cluster: ClusterState, unit: Unit) -> int:
 
 
 def key(cluster: ClusterState, unit: Unit) -> Key:
-    """As `search.key`, of a unit. A gang with placed members has a key of its own."""
+    """Equal for units that fit the same nodes (`search.key`). A gang with placed members has its own key."""
     if unit.gang is None:
         return search.key(unit.first)
-    joins = unit.gang.group_id if _homes(cluster, unit) else ""
+    joins = unit.gang.group_id if _member_nodes(cluster, unit) else ""
     return (*(search.key(member) for member in sorted(unit.members, key=_size)), unit.gang.network, joins)
 
 
@@ -83,7 +83,7 @@ def _place_members(
 
 
 def over_quota(unit: Unit) -> Over | None:
-    """The limit that keeps the unit from every node, by the sum of its members' fixed amounts."""
+    """The quota that the members' fixed amounts together exceed on every node."""
     quota = unit.first.quota
     for member in unit.members:
         if quota is None or (over := quotas.over_anywhere(replace(member, quota=quota))):
@@ -103,22 +103,22 @@ def counted(quota: Quota | None, request: Request, found: Found) -> Quota | None
 
 def sets(cluster: ClusterState, unit: Unit) -> Iterator[Mask | None]:
     """Masks of several nodes (None: all), tightest first; each includes the placed members if it can."""
-    homes = _homes(cluster, unit)
+    member_nodes = _member_nodes(cluster, unit)
     overlay = unit.gang is not None and unit.gang.network == "overlay"
     for domain in _WITHIN_SWARMS if overlay else _DOMAINS:
-        yield from _of_domain(cluster, unit, domain, homes)
+        yield from _of_domain(cluster, unit, domain, member_nodes)
     if not overlay:
         yield None
 
 
-def _homes(cluster: ClusterState, unit: Unit) -> list[int]:
+def _member_nodes(cluster: ClusterState, unit: Unit) -> list[int]:
     return sorted(cluster.groups.get(unit.gang.group_id, ())) if unit.gang else []
 
 
 def _single_nodes(cluster: ClusterState, unit: Unit, at: PlanTime) -> Iterator[Mask]:
-    """Nodes that may have room for all members: by their combined request, or else by the largest member."""
-    if homes := _homes(cluster, unit):
-        candidates = homes if len(homes) == 1 else []
+    """Nodes that may have room for all members: those that fit the combined request or the largest member."""
+    if member_nodes := _member_nodes(cluster, unit):
+        candidates = member_nodes if len(member_nodes) == 1 else []
     elif (combined := _combined_request(unit)) is not None:
         found = find(cluster, combined, at)
         candidates = [found.index] if found else []
@@ -181,7 +181,7 @@ _DOMAINS: tuple[Domain, ...] = (_fabric, _zone, swarm)
 _WITHIN_SWARMS = tuple(map(_within_swarm, _DOMAINS))
 
 
-def _of_domain(cluster: ClusterState, unit: Unit, domain: Domain, homes: list[int]) -> Iterator[Mask]:
+def _of_domain(cluster: ClusterState, unit: Unit, domain: Domain, member_nodes: list[int]) -> Iterator[Mask]:
     """The sets with enough free GPUs, the one with the fewest first, to keep larger ones free."""
     of_node, values = cluster.groups_by(domain)
     per_node = cluster.numbers(_free_milli, _free_milli)
@@ -189,11 +189,11 @@ def _of_domain(cluster: ClusterState, unit: Unit, domain: Domain, homes: list[in
         per_node = np.where(admitting, per_node, 0)
     free = np.bincount(of_node, weights=per_node, minlength=len(values))
     # If members run in several of these sets, no set can have all.
-    home_sets = set(of_node[homes].tolist())
+    member_sets = set(of_node[member_nodes].tolist())
     enough = [
         number
         for number in np.unique(of_node[of_node > 0]).tolist()
-        if free[number] >= _min_free_milli(unit) and (not home_sets or home_sets == {number})
+        if free[number] >= _min_free_milli(unit) and (not member_sets or member_sets == {number})
     ]
     for number in sorted(enough, key=lambda number: (free[number], str(values[number])))[:_MAX_SETS]:
         yield of_node == number

@@ -15,7 +15,7 @@ from mooring.core.instance.spec import WHOLE_MILLI
 
 Floats = NDArray[np.float64]
 
-# Differences between optimal duals, or from stopping a little early, are smaller than those of rounding.
+# Within this limit the prices are accurate enough: values are rounded to thousandths of a GPU.
 _LIMIT = WHOLE_MILLI * 1.001
 _MAX_PATTERNS = 500
 
@@ -23,7 +23,7 @@ _MAX_PATTERNS = 500
 def free_milli_values(shares: Mapping[int, float]) -> NDArray[np.int64]:
     """The value of 0, 1, … 1000 free thousandths of a GPU, in thousandths.
 
-    A free part may have a value above its size: two of 810 host what otherwise takes two whole GPUs. An
+    A free part may have a value above its size: 810 may host what otherwise takes a whole GPU. An
     unused GPU has the value 1000, because whole GPUs are requested too.
 
     Args:
