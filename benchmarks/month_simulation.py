@@ -25,7 +25,7 @@ from mooring.scheduler.model import (
     Running,
     Snapshot,
 )
-from mooring.scheduler.node_changes import as_running, with_placement, without
+from mooring.scheduler.node_changes import with_placement, without
 
 CYCLE_S = 60
 # The waiting requests, in order of arrival -> what starts now.
@@ -83,7 +83,7 @@ class Cluster:
         plan_time = PlanTime(self.now, self.policy.start_overhead_s)
         node_id = placement.node_id
         self.nodes[node_id] = with_placement(self.nodes[node_id], placement, request, plan_time)
-        running = as_running(placement, request, plan_time)
+        running = Running.of(placement, request, plan_time)
         self.placed[request.instance_id] = node_id, running
         self._hold(running, +1)
 

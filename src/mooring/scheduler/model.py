@@ -86,6 +86,23 @@ class Running:
     group_id: str | None = None
     disk_mib: int = 0
 
+    @classmethod
+    def of(cls, placed: "Placement", request: "Request", at: "PlanTime") -> "Running":
+        """The request once it is placed."""
+        return cls(
+            instance_id=request.instance_id,
+            project_id=request.project_id,
+            allocations=placed.allocations,
+            cpu_milli=placed.cpu_milli,
+            memory_mib=placed.memory_mib,
+            priority=request.priority,
+            preemptible=request.preemptible,
+            since=at.now,
+            ends_at=at.declared_end(request),
+            group_id=request.gang.group_id if request.gang else None,
+            disk_mib=placed.disk_mib,
+        )
+
     @property
     def gpu_milli(self) -> int:
         return sum(allocation.milli for allocation in self.allocations)
@@ -206,11 +223,14 @@ class PlanTime:
     now: float
     overhead_s: float = Policy.start_overhead_s
 
+    def declared_end(self, request: Request) -> float | None:
+        """When its duration is over if it counts from now; null: unlimited."""
+        return None if request.max_duration_s is None else self.now + request.max_duration_s
+
     def end_of(self, request: Request) -> float:
         """When the request will have ended if it is placed now; infinite without a declared duration."""
-        if request.max_duration_s is None:
-            return inf
-        return self.now + request.max_duration_s + self.overhead_s
+        end = self.declared_end(request)
+        return inf if end is None else end + self.overhead_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,24 +9,7 @@ from mooring.scheduler.model import GpuAllocation, GpuView, NodeView, Placement,
 
 
 def with_placement(node: NodeView, placed: Placement, request: Request, at: PlanTime) -> NodeView:
-    return added(node, as_running(placed, request, at))
-
-
-def as_running(placed: Placement, request: Request, at: PlanTime) -> Running:
-    ends_at = None if request.max_duration_s is None else at.now + request.max_duration_s
-    return Running(
-        instance_id=request.instance_id,
-        project_id=request.project_id,
-        allocations=placed.allocations,
-        cpu_milli=placed.cpu_milli,
-        memory_mib=placed.memory_mib,
-        priority=request.priority,
-        preemptible=request.preemptible,
-        since=at.now,
-        ends_at=ends_at,
-        group_id=request.gang.group_id if request.gang else None,
-        disk_mib=placed.disk_mib,
-    )
+    return added(node, Running.of(placed, request, at))
 
 
 def added(node: NodeView, running: Running) -> NodeView:

@@ -7,7 +7,7 @@ from math import inf
 
 from mooring.scheduler.feasibility.filters import fits, fitting_offers
 from mooring.scheduler.model import NodeView, PlanTime, Request, Running
-from mooring.scheduler.node_changes import added, as_running, without
+from mooring.scheduler.node_changes import added, without
 from mooring.scheduler.packing.search import placement
 
 # An instance that is overdue by this many overheads is stuck: its end is unknown.
@@ -136,7 +136,7 @@ def _with(node: NodeView, slot: BackfillSlot, at: PlanTime) -> NodeView | None:
     if not offers:
         return None
     placed = placement(node, slot.request, offers[0], then)
-    return added(node, as_running(placed, slot.request, then))
+    return added(node, Running.of(placed, slot.request, then))
 
 
 def in_the_way(node: NodeView, start: float, at: PlanTime) -> frozenset[str]:
