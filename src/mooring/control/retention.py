@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, String, cast, delete, exists, false, func, insert, or_, select
+from sqlalchemy import ColumnElement, String, cast, delete, exists, func, insert, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from mooring.control import events, idempotency
@@ -177,15 +177,10 @@ def _stored_bytes() -> ColumnElement[int]:
 
 def _purge(session: Session, keys: Sequence[str], due: ColumnElement[bool]) -> list[str]:
     row = Instance
-    columns = (
-        row.id, row.project_id, row.name, row.group_id, row.gpu_count, row.gpu_milli, row.cpu_milli,
-        row.memory_mib, row.attempt.label("attempts"), row.created_at, row.scheduled_at, row.started_at,
-        row.stopped_at, row.deleted_at,
-        func.coalesce(row.spec["preemptible"].as_boolean(), false()).label("preemptible"),
-    )  # fmt: skip
+    names = [column.name for column in InstanceRecord.__table__.columns]
+    columns = [(row.attempt if name == "attempts" else getattr(row, name)).label(name) for name in names]
     query = select(_stored_bytes(), *columns).where(row.id.in_(keys), due, ~_holds_gpus())
     rows = session.execute(query.order_by(row.id).with_for_update(skip_locked=True)).mappings().all()
-    names = [column.name for column in InstanceRecord.__table__.columns]
     if records := [{name: each[name] for name in names} for each in rows if each["attempts"]]:
         session.execute(insert(InstanceRecord), records)
     purged = [each["id"] for each in rows]

@@ -12,7 +12,7 @@ from mooring.core.instance.spec import InstanceSpec
 from mooring.core.instance.state import HOLDS_GPUS, State, actions
 from mooring.db import tables
 from mooring.schemas.base import Json
-from mooring.schemas.instances import Instance
+from mooring.schemas.instances import Granted, Instance
 
 
 def instance(session: Session, row: tables.Instance, positions: Mapping[str, int]) -> Json:
@@ -46,16 +46,12 @@ def stable_fields(session: Session, rows: Sequence[tables.Instance]) -> list[Jso
 
 
 def _instance(row: tables.Instance, spec: Json, devices: list[Json], node_name: str | None) -> Json:
-    granted = None
-    if row.node_id is not None and row.cpu_milli is not None:
-        granted = {"cpus": row.cpu_milli / 1000, "memory_mib": row.memory_mib, "disk_mib": row.disk_mib}
-        granted |= _placed_as(row)
     own = show(
         Instance,
         row,
         _FROM_SPEC,
         node_name=node_name,
-        granted=granted,
+        granted=_granted(row),
         devices=devices,
         actions=actions(row.state),
     )
@@ -64,14 +60,13 @@ def _instance(row: tables.Instance, spec: Json, devices: list[Json], node_name: 
 
 # Fields that come from the spec, not from a column; some columns have the name of such a field.
 _FROM_SPEC = frozenset(InstanceSpec.model_fields) | {"queue_position"}
+_PLACED_AS = Granted.model_fields.keys() - {"cpus", "memory_mib", "disk_mib"}
 
 
-def _placed_as(row: tables.Instance) -> Json:
-    """Return how it was placed. Earlier releases stored nothing and allocated whole GPUs only."""
-    exclusive = "exclusive" if row.gpu_count else None
-    placed = row.placed_as or {}
-    return {
-        "isolation": placed.get("isolation", exclusive),
-        "link_score": placed.get("link_score"),
-        "borrowed": placed.get("borrowed", False),
-    }
+def _granted(row: tables.Instance) -> Json | None:
+    """Return what it was granted. Earlier releases did not store how, and allocated whole GPUs only."""
+    if row.node_id is None or row.cpu_milli is None:
+        return None
+    unstored = {"isolation": "exclusive" if row.gpu_count else None, "borrowed": False}
+    placed_as = dict.fromkeys(_PLACED_AS) | unstored | (row.placed_as or {})
+    return show(Granted, row, cpus=row.cpu_milli / 1000, **placed_as)

@@ -131,7 +131,7 @@ class _Guard:
         placed = victim.scheduled_at is not None and victim.scheduled_at <= self._placed_before
         if not (placed and _runs(victim)) or victim.node_id != eviction.node_id:
             return False
-        volunteers = bool(victim.spec.get("preemptible"))
+        volunteers = victim.preemptible
         if volunteers and victim.priority < min(row.priority for row in asking):
             return True
         return self._may_reclaim(victim, asking) and (volunteers or self._shares[victim.project_id].borrows)

@@ -6,10 +6,14 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
+    ColumnElement,
     Float,
     ForeignKey,
     Index,
+    false,
+    func,
 )
+from sqlalchemy.ext.hybrid import hybrid_property
 from sqlalchemy.orm import Mapped, mapped_column
 
 from mooring.core.instance.state import DesiredState, State
@@ -62,7 +66,7 @@ class Instance(Base):
     cpu_milli: Mapped[int | None]
     memory_mib: Mapped[int | None]
     disk_mib: Mapped[int | None]
-    # As schemas/instances.py: Granted: isolation, link_score, borrowed.
+    # How it was placed: see `Granted` in schemas/instances.py.
     placed_as: Mapped[JsonObject | None]
     # It was preempted and is queued again when it has ended.
     requeue: Mapped[bool] = mapped_column(default=False)
@@ -83,6 +87,16 @@ class Instance(Base):
     stopped_at: Mapped[datetime | None]
     expires_at: Mapped[datetime | None]
     deleted_at: Mapped[datetime | None]
+
+    @hybrid_property
+    def preemptible(self) -> bool:
+        """As in the spec; earlier releases stored none."""
+        return bool(self.spec.get("preemptible"))
+
+    @preemptible.inplace.expression
+    @classmethod
+    def _preemptible(cls) -> ColumnElement[bool]:
+        return func.coalesce(cls.spec["preemptible"].as_boolean(), false())
 
 
 class Allocation(Base):
