@@ -1,4 +1,4 @@
-"""Stops instances that are past a deadline: max_duration_s, the end of a drain, the start timeout."""
+"""Stops instances that are past a deadline: the maximum duration, the end of a drain, the start timeout."""
 
 from mooring.control.instances import deadlines
 from mooring.db.session import Database

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from typing import Any
 
 from sqlalchemy import Row, func, select
 from sqlalchemy.orm import Session
 
-from mooring.control.instances import placement_rules
+from mooring.control.instances import durations, placement_rules
 from mooring.control.scheduling import requests, reserved_gpus
 from mooring.core.gpu import Health
 from mooring.core.instance.spec import WHOLE_MILLI
@@ -117,7 +116,7 @@ class Guard:
     ) -> None:
         self._nodes = nodes
         self._quotas = dict(limited)
-        self._now = now().timestamp()
+        self._now = now()
         self._gpus = _gpus(session, placements)
         self._used = used_by_node(session, nodes)
         self._requests = _requests(session, placements, limited)
@@ -152,7 +151,7 @@ class Guard:
 
     def _with(self, placement: Placement, row: Row[Any]) -> dict[str, LockedGpu] | None:
         """The GPUs after the placement; null if one of them cannot be allocated."""
-        until = inf if row.max_duration_s is None else self._now + row.max_duration_s
+        until = durations.end_s(row, self._now)
         after: dict[str, LockedGpu] = {}
         for allocation in placement.allocations:
             gpu = after.get(allocation.gpu_uuid) or self._gpus.get(allocation.gpu_uuid)

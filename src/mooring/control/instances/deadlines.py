@@ -1,4 +1,4 @@
-"""Deadlines after which instances are stopped: max_duration_s, the end of a drain, the start timeout."""
+"""Deadlines of instances: the maximum duration, the end of a drain, the start timeout."""
 
 from datetime import timedelta
 
@@ -12,7 +12,7 @@ from mooring.core.instance.state import HOLDS_GPUS, DesiredState, Reason, State
 from mooring.db.tables import Instance, Node
 from mooring.db.types import now
 
-MAX_DURATION = Reason(code="max_duration_reached", message="it ran for as long as its max_duration_s allows")
+MAX_DURATION = Reason(code="max_duration_reached", message="it has reached its maximum duration")
 DRAINED = Reason(code="node_drained", message="its node was drained and the deadline has passed")
 START_TIMEOUT = Reason(
     code="start_timeout", message="it did not start in time; see its events for how far it got"

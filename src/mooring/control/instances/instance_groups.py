@@ -289,7 +289,7 @@ def _react(session: Session, locked: LockedGroup) -> None:
     if failed:
         _after_failure(session, locked, failed)
     elif ending and (reason := ending[0].reason):
-        # A deadline has stopped a member: max_duration_s, a drain, or the start timeout.
+        # A deadline has stopped a member: its maximum duration, a drain, or the start timeout.
         _end(session, locked, DesiredState.STOPPED, None, Reason.model_validate(reason))
 
 

@@ -4,21 +4,21 @@ Users set `desired_state`, nodes report what runs, and `move` applies the result
 one other writer: `placements.assign`, which moves many instances from pending to scheduled in one statement.
 """
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy.orm import Session, object_session
 
 from mooring.control import concurrency, events, locks, revisions
 from mooring.control.audit import audit_log
-from mooring.control.instances import admission, allocations, group_members, placement_rules, specs
+from mooring.control.instances import admission, allocations, durations, group_members, placement_rules, specs
 from mooring.control.scheduling import quotas, reserved_gpus
 from mooring.control.tenants import storage
 from mooring.core import ids
 from mooring.core.access import Access
 from mooring.core.errors import InvalidTransition, NotFound
-from mooring.core.instance.spec import InstanceRequest, InstanceSpec, InstanceTemplate
+from mooring.core.instance.spec import CHANGEABLE_FIELDS, InstanceRequest, InstanceSpec, InstanceTemplate
 from mooring.core.instance.state import ENDED, HOLDS_GPUS, TRANSITIONS, DesiredState, Reason, State
 from mooring.db.session import notify
 from mooring.db.signals import Topic
@@ -105,7 +105,7 @@ def patch(
     if changes.keys() != {"labels"}:
         group_members.require_not_in_group(session, "change", access, row)
     concurrency.require_current_version("instance", row.version, if_match)
-    before, stored = _patchable(row), storage.size(row.spec, row.labels)
+    before, stored = _present(row, changes), storage.size(row.spec, row.labels)
     if changes.get("name", row.name) != row.name:
         admission.require_free_names(session, row.project_id, [changes["name"]])
         row.name = changes["name"]
@@ -114,18 +114,17 @@ def patch(
     if "priority" in changes:
         admission.require_priority(session, access, row.project_id, changes["priority"])
         row.priority = changes["priority"]
-        row.spec = {**row.spec, "priority": row.priority}
         notify(session, Topic.SCHEDULE)
     if "max_duration_s" in changes:
         row.max_duration_s = changes["max_duration_s"]
-        row.spec = {**row.spec, "max_duration_s": row.max_duration_s}
         row.expires_at = _expiry(row)
         reserved_gpus.require_no_overrun(session, row, row.started_at)
+    row.spec = {**row.spec, **_present(row, [name for name in CHANGEABLE_FIELDS if name in changes])}
     if row.node_id is not None and row.state in HOLDS_GPUS:
         revisions.changed(session, row.node_id)
     touch(session, row)
     _count_patched(session, row, stored, labelled="labels" in changes)
-    was, became = audit_log.changes(before, _patchable(row))
+    was, became = audit_log.changes(before, _present(row, changes))
     audit_log.record(session, access, row.id, row.project_id, before=was, after=became)
     return row
 
@@ -136,13 +135,8 @@ def _count_patched(session: Session, row: Instance, stored_before: int, *, label
     storage.add(session, row.project_id, stored=stored, written=written)
 
 
-def _patchable(row: Instance) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "labels": row.labels,
-        "max_duration_s": row.max_duration_s,
-        "priority": row.priority,
-    }
+def _present(row: Instance, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in names}
 
 
 def stop(session: Session, access: Access, instance_id: str, timeout_s: int, reason: Reason) -> Instance:
@@ -348,9 +342,9 @@ def _stamp(row: Instance, to: State) -> None:
 
 
 def _expiry(row: Instance) -> datetime | None:
-    if row.started_at is None or row.max_duration_s is None or row.state in ENDED:
+    if row.started_at is None or row.state in ENDED:
         return None
-    return row.started_at + timedelta(seconds=row.max_duration_s)
+    return durations.end(row, row.started_at)
 
 
 def _append_event(session: Session, row: Instance, before: State | None) -> None:

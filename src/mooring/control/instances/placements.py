@@ -12,7 +12,7 @@ from sqlalchemy import Row, Table, bindparam, insert, select, text, update
 from sqlalchemy.orm import Session
 
 from mooring.control import events, locks, revisions
-from mooring.control.instances import allocations, group_members
+from mooring.control.instances import allocations, durations, group_members
 from mooring.control.instances.capacity import Guard
 from mooring.control.scheduling import quotas
 from mooring.core.instance.spec import WHOLE_MILLI
@@ -57,7 +57,7 @@ def _locked_instances(session: Session, instance_ids: Iterable[str]) -> dict[str
     row = Instance
     columns = (
         row.id, row.project_id, row.group_id, row.state, row.desired_state, row.deleted_at, row.version,
-        row.attempt, row.gpu_count, row.max_duration_s,
+        row.attempt, row.gpu_count, durations.COLUMN,
     )  # fmt: skip
     query = select(*columns).where(row.id.in_(instance_ids)).order_by(row.id).with_for_update()
     return {each.id: each for each in session.execute(query)}

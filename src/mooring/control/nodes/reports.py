@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from mooring.control import events, locks, revisions
 from mooring.control.audit import audit_log
 from mooring.control.events import EventKind
-from mooring.control.instances import instances, preemption
+from mooring.control.instances import durations, instances, preemption
 from mooring.control.nodes import approval, gpus, nodes
 from mooring.core.access import Access, Caller, Permission
 from mooring.core.errors import StaleSession, Unauthorized
@@ -291,7 +291,7 @@ def _set_times(row: Instance, seen: ObservedInstance | None, to: State) -> None:
     if seen is None:
         return
     earliest = row.scheduled_at or row.created_at
-    if to is State.RUNNING and row.started_at is None and row.max_duration_s is None:
+    if to is State.RUNNING and row.started_at is None and durations.end(row, earliest) is None:
         row.started_at = _between(earliest, seen.started_at)
     if seen.phase is Phase.EXITED:
         row.started_at = row.started_at or _between(earliest, seen.started_at)

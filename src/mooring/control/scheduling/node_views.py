@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Text, cast, select
 from sqlalchemy.orm import Session
 
+from mooring.control.instances import durations
 from mooring.control.revisions import changed_here
 from mooring.control.scheduling import reserved_gpus
 from mooring.core.gpu import Health
@@ -187,8 +187,8 @@ def _running(
     row = Instance
     columns = (
         row.id, row.project_id, row.node_id, row.group_id, row.cpu_milli, row.memory_mib, row.disk_mib,
-        row.priority, row.spec["preemptible"].as_boolean().label("preemptible"), row.created_at,
-        row.scheduled_at, row.expires_at, row.max_duration_s, row.stop_timeout_s, row.state, row.placed_as,
+        row.priority, row.preemptible, row.created_at, row.scheduled_at, row.expires_at, durations.COLUMN,
+        row.stop_timeout_s, row.state, row.placed_as,
     )  # fmt: skip
     query = select(*columns).where(row.state.in_(HOLDS_GPUS), row.deleted_at.is_(None)).order_by(row.id)
     found: dict[str, list[Running]] = defaultdict(list)
@@ -201,6 +201,7 @@ def _running(
 def _running_instance(row: Row[Any], allocations: Sequence[GpuAllocation]) -> Running:
     since = row.scheduled_at or row.created_at
     stop_by = (row.placed_as or {}).get("stop_by")
+    declared_end = row.expires_at or durations.end(row, since)
     return Running(
         instance_id=row.id,
         project_id=row.project_id,
@@ -209,20 +210,12 @@ def _running_instance(row: Row[Any], allocations: Sequence[GpuAllocation]) -> Ru
         memory_mib=row.memory_mib or 0,
         disk_mib=row.disk_mib or 0,
         priority=row.priority,
-        preemptible=bool(row.preemptible),
+        preemptible=row.preemptible,
         since=since.timestamp(),
-        ends_at=stop_by if stop_by is not None else _declared_end(row, since),
+        ends_at=declared_end.timestamp() if stop_by is None and declared_end else stop_by,
         stopping=stop_by is not None or row.state is State.STOPPING,
         group_id=row.group_id,
     )
-
-
-def _declared_end(row: Row[Any], since: datetime) -> float | None:
-    if row.expires_at is not None:
-        return float(row.expires_at.timestamp())
-    if row.max_duration_s is None:
-        return None
-    return (since + timedelta(seconds=row.max_duration_s)).timestamp()
 
 
 def _gpus(

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Select, select
@@ -10,12 +11,14 @@ from sqlalchemy.orm import Session
 
 from mooring.control.instances import gangs, placement_rules
 from mooring.control.scheduling import requests
+from mooring.core.instance.spec import CHANGEABLE_FIELDS
 from mooring.core.instance.state import State
 from mooring.db.tables import Instance, Project
 from mooring.db.types import JsonObject
 from mooring.scheduler.model import Gang, Request
 
 _CHUNK = 1000
+_changeable = attrgetter(*CHANGEABLE_FIELDS)
 _NO_SELECTOR: Mapping[str, str] = {}
 
 
@@ -24,8 +27,7 @@ class _Key:
     """The fields of a request that may change while the instance is pending."""
 
     queued_at: datetime
-    priority: int
-    max_duration_s: int | None
+    changeable: tuple[Any, ...]  # as CHANGEABLE_FIELDS
     gang: Gang | None
     project_selector: Mapping[str, str]
     disk_limits: bool
@@ -40,8 +42,8 @@ class Pending:
     def current(self, session: Session) -> tuple[Request, ...]:
         """The requests that may be placed. Excludes groups with a member that is still stopping."""
         columns = (
-            Instance.id, Instance.queued_at, Instance.priority, Instance.max_duration_s, Instance.group_id,
-            Instance.project_id, Project.require_disk_limits,
+            Instance.id, Instance.queued_at, Instance.group_id, Instance.project_id,
+            Project.require_disk_limits, *(getattr(Instance, name) for name in CHANGEABLE_FIELDS),
         )  # fmt: skip
         query = (
             select(*columns)
@@ -69,7 +71,7 @@ class Pending:
 
 
 def _key(row: Any, gang: Gang | None, selector: Mapping[str, str]) -> _Key:
-    return _Key(row.queued_at, row.priority, row.max_duration_s, gang, selector, row.require_disk_limits)
+    return _Key(row.queued_at, _changeable(row), gang, selector, row.require_disk_limits)
 
 
 def _current(key: _Key, before: _Key, request: Request) -> tuple[_Key, Request]:
@@ -80,11 +82,10 @@ def _with(key: _Key, request: Request) -> Request:
     return replace(
         request,
         queued_at=key.queued_at.timestamp(),
-        priority=key.priority,
-        max_duration_s=key.max_duration_s,
         gang=key.gang,
         project_selector=key.project_selector,
         disk_limits=key.disk_limits,
+        **dict(zip(CHANGEABLE_FIELDS, key.changeable, strict=True)),
     )
 
 

@@ -1,9 +1,11 @@
 """Turns an instance's spec into the scheduler's request."""
 
 from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
 
 from mooring.core.gpu import mig_milli
-from mooring.core.instance.spec import DEFAULT_PRIORITY, WHOLE_MILLI, InstanceSpec
+from mooring.core.instance.spec import WHOLE_MILLI, InstanceSpec
 from mooring.db.types import JsonObject
 from mooring.scheduler.model import Request
 
@@ -40,16 +42,19 @@ def of_columns(
         mig_profile=gpus.get("mig_profile"),
         gpu_min_compute_capability=gpus.get("min_compute_capability"),
         same_numa=gpus.get("same_numa", False),
-        priority=spec.get("priority", DEFAULT_PRIORITY),
-        preemptible=spec.get("preemptible", False),
-        max_duration_s=spec.get("max_duration_s"),
         cpu_milli=None if cpus is None else round(cpus * 1000),
-        memory_mib=spec.get("memory_mib"),
-        disk_mib=spec.get("disk_mib"),
-        node_selector=spec.get("node_selector") or {},
         project_selector=project_selector or {},
         project_id=project_id,
+        **{name: spec.get(name, default) for name, default in _COPIED.items()},
     )
+
+
+# The fields that the scheduler reads as the spec has them, with their defaults.
+_COPIED: dict[str, Any] = {
+    field.name: InstanceSpec.model_fields[field.name].get_default(call_default_factory=True)
+    for field in fields(Request)
+    if field.name in InstanceSpec.model_fields
+}
 
 
 def _models(wanted: str | list[str] | None) -> tuple[str, ...]:

@@ -1,11 +1,11 @@
 """Which GPUs are reserved and when. The scheduler plans around them; placements are checked against them."""
 
 from datetime import datetime
-from math import inf
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from mooring.control.instances import durations
 from mooring.core.errors import GpuReserved
 from mooring.core.instance.state import HOLDS_GPUS
 from mooring.db.tables import Allocation, Instance, Reservation
@@ -39,7 +39,7 @@ def require_no_overrun(session: Session, row: Instance, began: datetime | None) 
     """
     if row.state not in HOLDS_GPUS:
         return
-    ends_at = inf if row.max_duration_s is None else (began or now()).timestamp() + row.max_duration_s
+    ends_at = durations.end_s(row, began or now())
     gpus = select(Allocation.gpu_uuid).where(Allocation.instance_id == row.id, Allocation.to_at.is_(None))
     reserved = by_gpu(session)
     others = (

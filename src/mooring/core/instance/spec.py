@@ -198,6 +198,10 @@ class InstanceSpec(_SpecModel):
         return cls.model_validate(spec, extra="ignore", strict=False)
 
 
+# Fields of the spec that a PATCH may change. The row repeats them as columns for the scheduling cycles.
+CHANGEABLE_FIELDS = ("max_duration_s", "priority")
+
+
 def not_supported_yet(field: str, hint: str) -> PydanticCustomError:
     """The error for a field that the contract has and this release does not implement."""
     return PydanticCustomError(
