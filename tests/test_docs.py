@@ -30,6 +30,10 @@ TERMS = re.split(
 )
 
 
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+TABLES = ("nodes", "gpus", "instances", "instance_groups", "reservations", "projects", "allocations")
+
+
 def test_every_security_rule_is_listed_once_and_names_existing_modules() -> None:
     rules = re.findall(r"^\| (R\d+) \| (.+?) \|", SECURITY, re.MULTILINE)
     assert [name for name, _held in rules] == [f"R{number}" for number in range(1, RULES + 1)]
@@ -82,24 +86,32 @@ def test_every_path_of_the_walk_exists() -> None:
             )
 
 
-def test_every_name_of_another_module_in_the_source_exists() -> None:
-    """For `module.name` in a docstring or comment: a module of that name defines it, or a table has it."""
+def _defined() -> dict[str, set[str]]:
+    """The names that a module, class or table has, by its name. A class has all names of its module."""
     defined: dict[str, set[str]] = defaultdict(set)
-    columns = {"py", "toml", "json"}
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            match node:
-                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                    defined[path.stem].add(name)
-                case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name):
-                    defined[path.stem].add(name)
-                    if path.parent.name == "tables":
-                        columns.add(name)
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        names = {node.name for node in nodes if isinstance(node, DEFINITIONS)}
+        names |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        owners = [path.stem, *(node.name for node in nodes if isinstance(node, ast.ClassDef))]
+        owners += TABLES if path.parent.name == "tables" else []
+        for owner in owners:
+            defined[owner] |= names
+    return defined
+
+
+DEFINED = _defined()
+
+
+@pytest.mark.parametrize("page", [*PAGES, *MODULES], ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_name_with_its_module_or_class_exists(page: Path) -> None:
+    """Pages also have names of API fields, such as `network.used`, so only classes are checked there."""
+    owners = DEFINED if page in MODULES else [name for name in DEFINED if name[0].isupper()]
     missing = [
-        f"{path.relative_to(SOURCE)}: {module}.{name}"
-        for path in MODULES
-        for module, name in re.findall(r"`([a-z_]+)\.([A-Za-z_]+)`", path.read_text())
-        if module in defined and name not in defined[module] | columns
+        f"{owner}.{name}"
+        for owner, name in re.findall(r"`([A-Za-z_]+)\.([A-Za-z_]+)`", page.read_text())
+        if owner in owners and name not in DEFINED[owner] | {"py", "toml", "json"}
     ]
     assert missing == []
 

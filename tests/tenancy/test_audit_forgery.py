@@ -424,7 +424,7 @@ def test_a_recomputed_log_of_the_older_release_is_found(
         for row in session.scalars(select(AuditEntry).where(AuditEntry.seq <= 5).order_by(AuditEntry.seq)):
             row.previous_hash = previous
             row.hash = previous = signing_keys.unkeyed_hash(previous, _Row(row))
-    assert any("are not those that row 6 saw" in problem for problem in _problems(database, keys))
+    assert any("differ from those that row 6 recorded" in problem for problem in _problems(database, keys))
 
 
 def test_a_changed_row_of_the_older_release_is_found(upgraded: tuple[Database, AuditKeys]) -> None:

@@ -59,7 +59,7 @@ class AgentSettings(BaseSettings):
     management_addresses: Annotated[
         tuple[IPv4Network | IPv6Network, ...] | None,
         NoDecode,
-        Field(description="10.0.0.0/24,fd12::/16 or none: closed to containers; null: the control plane's"),
+        Field(description="10.0.0.0/24,fd12::/16 or none: not for containers; null: the control plane's"),
     ] = None
     runtime: Annotated[
         str,
@@ -82,7 +82,7 @@ class AgentSettings(BaseSettings):
         float, Field(ge=60, description="how long a pull may take, not counting the time in its queue")
     ] = 3600.0
     disk_reserved_mib: Annotated[
-        int | None, Field(ge=0, le=2**40, description="space not for instances; null: a fifth of the disk")
+        int | None, Field(ge=0, le=2**40, description="space that instances cannot get; null: a fifth of it")
     ] = None
     disk_low_mib: Annotated[
         int | None,

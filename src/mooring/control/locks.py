@@ -36,7 +36,7 @@ def projects(session: Session, project_ids: Iterable[str]) -> dict[str, Project]
 
 
 def project_key(session: Session, project_id: str) -> None:
-    """Take the key lock now that a row with a foreign key to the project takes later; a delete then waits."""
+    """Lock the project's key, as an insert of a row that refers to it does later, so that a delete waits."""
     session.execute(
         select(Project.id).where(Project.id == project_id).with_for_update(read=True, key_share=True)
     )

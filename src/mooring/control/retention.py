@@ -165,7 +165,7 @@ class _InstancesOfFullProjects(Sweep):
 
 
 def _holds_gpus() -> ColumnElement[bool]:
-    """No deleted instance should. If one does, that is a bug, which purging it must not hide."""
+    """True only after a bug: a deleted instance has no GPUs. Purging it would hide the bug."""
     return exists().where(Allocation.instance_id == Instance.id, Allocation.to_at.is_(None))
 
 

@@ -52,7 +52,7 @@ class Signals:
         self._lock = threading.Lock()
         self._wakes: dict[AnyTopic, set[Wake]] = defaultdict(set)
         self._numbers = itertools.count(1)
-        self._fired: dict[AnyTopic, int] = {}  # the number of the last time, of topics with a waiter
+        self._fired: dict[AnyTopic, int] = {}  # of topics with a waiter: the number of the last notification
         self.closing = False
 
     def fire(self, topics: Iterable[AnyTopic]) -> None:

@@ -47,7 +47,7 @@ class Scheduling(Loop):
     def __init__(self, database: Database, cache: SchedulerCache) -> None:
         super().__init__(database)
         self._cache = cache
-        self._memory = CycleCache()
+        self._cycle_cache = CycleCache()
         self._learning: Learning | None = None
         self._written: dict[str, _WrittenReason] = {}
         self._rewritten_at = float("-inf")
@@ -59,9 +59,9 @@ class Scheduling(Loop):
             if self._learning is None:
                 self._learning = self._learn(session, snapshot)
                 freeze_gc(snapshot.nodes)
-        snapshot = self._learning.learn(snapshot, self._memory)
+        snapshot = self._learning.learn(snapshot, self._cycle_cache)
         self._count_usage(snapshot)
-        plan = schedule(snapshot, self._memory) if snapshot.requests else SchedulingPlan((), ())
+        plan = schedule(snapshot, self._cycle_cache) if snapshot.requests else SchedulingPlan((), ())
         self._cache.publish(snapshot, plan)
         self._place(plan.placements, snapshot.requests)
         if plan.evictions:
@@ -72,7 +72,7 @@ class Scheduling(Loop):
         """Learn from recent requests, so that a restart does not lose what was learned."""
         learning = Learning()
         requests = pending.recent_requests(session, _LEARNT_FROM)
-        learning.learn(replace(snapshot, requests=requests), self._memory)
+        learning.learn(replace(snapshot, requests=requests), self._cycle_cache)
         return learning
 
     def _count_usage(self, snapshot: Snapshot) -> None:

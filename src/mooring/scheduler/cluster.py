@@ -98,7 +98,7 @@ class ClusterState:
     # ---- between cycles
 
     def set_potential(self, potential: Potential | None) -> None:
-        """Set what prices wasted GPUs; None: no demand was learnt yet."""
+        """Set the potential, which measures wasted GPUs; None: no demand was learnt yet."""
         potential = potential or _INITIAL
         if potential is not self._potential:
             self._potential = potential

@@ -241,7 +241,7 @@ class Snapshot:
     projects: Mapping[str, ProjectView] = field(default_factory=dict)
     now: float = 0.0
     policy: Policy = field(default_factory=Policy)
-    potential: Potential | None = None  # prices wasted GPUs; null: no demand was learnt yet
+    potential: Potential | None = None  # measures wasted GPUs; null: no demand was learnt yet
     with_slots: frozenset[str] = frozenset()  # of the previous plan; they keep their place
 
     @property

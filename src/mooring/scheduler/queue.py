@@ -1,8 +1,8 @@
-"""The order of pending units: priority, overdue, guarantee, promised start, fair share, age.
+"""The order of pending units: priority, overdue, guarantee, backfill slot, fair share, age.
 
 A project's share is that of its dominant resource of GPUs, CPUs and memory: allocated and recently used, by
-weight. It grows with each placement, so the queue is reordered during a cycle. A unit with a promised start
-keeps its position when another project's share becomes smaller: otherwise it would lose its backfill slot.
+weight. It grows with each placement, so the queue is reordered during a cycle. A unit with a backfill
+slot keeps its position when another project's share becomes smaller: otherwise it would lose the slot.
 """
 
 import math

@@ -107,7 +107,7 @@ class SchedulingCycle:
             self._shares.take(unit.project_id, unit.gpu_milli, 0, 0)
 
     def _places(self, unit: Unit) -> list[Found] | None:
-        """A request that failed is not tried again for its equals: nothing is released during a cycle."""
+        """If a unit does not fit, equal ones are not tried: nothing is released during a cycle."""
         key = gangs.key(self.cluster, unit)
         if key in self._failed or not gangs.whole(self.cluster, unit):
             return None

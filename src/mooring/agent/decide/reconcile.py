@@ -102,7 +102,7 @@ def overlay_changes(wanted: Iterable[OverlayNetwork], present: Iterable[str]) ->
 
 
 def decide(snapshot: AgentSnapshot, now: float) -> ReconcilePlan:
-    """What to do now. A start that needs what an ending releases comes with a later decision."""
+    """Return the actions to begin now. A start waits until the containers that have its devices are gone."""
     endings = tuple(_endings(snapshot, now))
     starts = _StartPlanner(snapshot, now)
     for key in sorted(snapshot.assignments, key=_newest_attempt_first):

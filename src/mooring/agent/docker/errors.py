@@ -76,7 +76,7 @@ _START_FAILURES = [
     (
         r"unable to find (?:user|group) (?P<what>[^:\s]+)|no matching entries in (?:passwd|group) file",
         "user_not_found",
-        "the image knows no user or group {what}",
+        "the image has no user or group {what}",
     ),
     (
         r"exec format error",
@@ -164,9 +164,9 @@ def pull_failure(engine_message: str, image: str, status: int = 0, *, credential
         )
     if is_denial(engine_message, status):
         why = (
-            "the registry does not accept the project's credentials for it, or they do not reach so far"
+            "the registry does not accept the project's credentials, or they give no access to it"
             if credentials
-            else "the registry does not let this node have it without credentials"
+            else "the registry requires credentials for it"
         )
         return Reason(code="image_access_denied", message=f"{image} could not be pulled: {why}")
     if re.search(r"no matching manifest", engine_message):
@@ -180,7 +180,7 @@ def pull_failure(engine_message: str, image: str, status: int = 0, *, credential
     why = (
         "its registry limits how often the node may pull; try again later"
         if "toomanyrequests" in engine_message
-        else "its registry does not answer as registries do, or not at all"
+        else "its registry does not answer, or not like a registry"
     )
     return Reason(code="image_pull_failed", message=f"{image} could not be pulled: {why}")
 

@@ -160,7 +160,7 @@ class DockerRuntime:
         )
 
     def info(self) -> Document:
-        """Return the engine's `docker info`, at limit a minute old.
+        """Return the engine's `docker info`, at most a minute old.
 
         Raises:
             RuntimeUnavailable: the engine does not answer.

@@ -50,7 +50,7 @@ class _Connection(UnixHTTPConnection):
 
 
 class _Pool(UnixHTTPConnectionPool):
-    def _new_conn(self) -> Any:  # the stubs want more of a connection than the library does
+    def _new_conn(self) -> Any:  # the stubs require more of a connection than the library
         return _Connection("http://localhost", self.socket_path)
 
     def _make_request(self, conn: Any, *arguments: Any, **options: Any) -> Any:

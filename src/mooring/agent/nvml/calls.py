@@ -1,4 +1,4 @@
-"""Calls NVML, and tells failures of a call, of one GPU and of the whole node apart.
+"""Calls NVML, and distinguishes failures of a call, of one GPU and of the whole node.
 
     unsupported (3, 13, 25, …)     null, and not called again
     fault of the GPU (15, 16, 28)  GpuFaultError
@@ -15,7 +15,7 @@ import pynvml as nvml  # type: ignore[import-untyped]
 
 Call = Callable[..., Any]
 
-# NVMLLibraryMismatchError is no NVMLError: pynvml raises it where the driver lacks a versioned symbol.
+# NVMLLibraryMismatchError is not an NVMLError: pynvml raises it where the driver lacks a versioned symbol.
 # UnicodeDecodeError: pynvml decodes the driver's strings strictly.
 FAILURES = (nvml.NVMLError, nvml.NVMLLibraryMismatchError, UnicodeDecodeError)
 

@@ -69,7 +69,7 @@ def _without_control(message: str) -> str:
 
 
 class StrictRoute(AuthorizedRoute):
-    """A gated route with strict parsing, and with a limit on each project's concurrent writes."""
+    """An authorized route with strict parsing, and with a limit on each project's concurrent writes."""
 
     def open_handler(self) -> Handler:
         inner = super().open_handler()

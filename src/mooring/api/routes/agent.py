@@ -169,9 +169,9 @@ async def _poll(
     topics: Sequence[AnyTopic],
     deadline: float,
     read: Callable[[], Found],
-    is_news: Callable[[Found], bool],
+    is_new: Callable[[Found], bool],
 ) -> Found:
-    """Call `read` until `is_news` accepts its result, the deadline passes or the server shuts down.
+    """Call `read` until `is_new` accepts its result, the deadline passes or the server shuts down.
 
     Args:
         topics: `read` is called again after a notification on one of them.
@@ -182,7 +182,7 @@ async def _poll(
         while True:
             found = await run_in_threadpool(read)
             left = deadline - time.monotonic()
-            if is_news(found) or signals.closing or left <= 0:
+            if is_new(found) or signals.closing or left <= 0:
                 return found
             await waiter.wait(left)
 

@@ -134,7 +134,7 @@ def _verify_switch(session: Session, unkeyed: _Unkeyed, report: VerificationRepo
     recorded = first.after or {}
     if (recorded.get("unkeyed_rows"), recorded.get("unkeyed_head")) != (unkeyed.rows, unkeyed.head):
         report.found(
-            f"the rows of older releases are not those that row {first.seq} saw when the log was first signed"
+            f"the rows of older releases differ from those that row {first.seq} recorded at the first signing"
         )
     if unkeyed.last_seq > first.seq:
         report.found(

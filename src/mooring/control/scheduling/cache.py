@@ -29,11 +29,11 @@ class SchedulerCache:
         self._lock = threading.Lock()
         self._last_cycle: CompletedCycle | None = None
         self.evaluating_lock = threading.Lock()
-        self._memory = CycleCache()
-        self._forecast_memory = CycleCache()
+        self._cycle_cache = CycleCache()
+        self._forecast_cache = CycleCache()
         self._evaluation: Evaluation | None = None
         self._immediate_lock = threading.Lock()
-        self._immediate_memory = CycleCache()
+        self._immediate_cache = CycleCache()
 
     def nodes(self, session: Session) -> tuple[NodeView, ...]:
         """Every node as this transaction sees it, by id; an unchanged node is the same object."""
@@ -56,7 +56,7 @@ class SchedulerCache:
             usage.projects(session, self.policy),
             now().timestamp(),
             self.policy,
-            # From the scheduling loop, so that questions between its cycles use the same values.
+            # From the scheduling loop, so that evaluations between its cycles use the same values.
             self._last_cycle.snapshot.potential if self._last_cycle else None,
             frozenset(self._last_cycle.plan.with_slots) if self._last_cycle else frozenset(),
         )
@@ -65,19 +65,19 @@ class SchedulerCache:
     def evaluating(self, session: Session) -> Iterator[Evaluation]:
         """The scheduler's evaluation of the cluster as this transaction sees it; for one thread at a time.
 
-        All questions share what was computed before until something changes, for `MAX_AGE_S` at most.
+        All callers share the results until something changes, for `MAX_AGE_S` at most.
         """
         with self.evaluating_lock:
             snapshot = self.snapshot(session)
             if self._evaluation is None or not self._evaluation.is_valid_for(snapshot):
-                self._evaluation = Evaluation(snapshot, self._memory, self._forecast_memory)
+                self._evaluation = Evaluation(snapshot, self._cycle_cache, self._forecast_cache)
             yield self._evaluation
 
     @contextmanager
     def immediate_placement(self) -> Iterator[CycleCache]:
-        """The memory for placements within a create, with its own lock: they do not wait for questions."""
+        """The cycle cache of placements within a create. Its own lock: they do not wait for evaluations."""
         with self._immediate_lock:
-            yield self._immediate_memory
+            yield self._immediate_cache
 
     def publish(self, snapshot: Snapshot, plan: SchedulingPlan) -> None:
         """Set the result of the last scheduling cycle."""

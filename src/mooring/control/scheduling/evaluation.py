@@ -53,14 +53,14 @@ class Evaluation:
     """One snapshot, and the results computed from it so far. Not thread-safe.
 
     Args:
-        memory: the scheduler's, shared with other evaluations.
-        forecast_memory: the scheduler's; used by this evaluation only, as long as it is in use.
+        cache: shared with other evaluations.
+        forecast_cache: used by this evaluation only, as long as the evaluation is in use.
     """
 
-    def __init__(self, snapshot: Snapshot, memory: CycleCache, forecast_memory: CycleCache) -> None:
+    def __init__(self, snapshot: Snapshot, cache: CycleCache, forecast_cache: CycleCache) -> None:
         self.snapshot = snapshot
-        self._memory = memory
-        self._forecast_memory = forecast_memory
+        self._cache = cache
+        self._forecast_cache = forecast_cache
         self._outcomes: LRUCache[str, Outcome] = LRUCache(MAX_REFUSALS, getsizeof=_size)
 
     def is_valid_for(self, snapshot: Snapshot) -> bool:
@@ -83,18 +83,18 @@ class Evaluation:
 
     @cached_property
     def line(self) -> forecasts.Line:
-        return forecasts.line(self.snapshot, self._memory)
+        return forecasts.line(self.snapshot, self._cache)
 
     @cached_property
     def shares(self) -> Shares:
-        self._memory.update(self.snapshot.nodes)
-        return Shares(self.snapshot, self._memory.cluster.held, self._memory.cluster.total)
+        self._cache.update(self.snapshot.nodes)
+        return Shares(self.snapshot, self._cache.cluster.held, self._cache.cluster.total)
 
     @cached_property
     def holders(self) -> frozenset[str]:
         """Projects with allocations."""
-        self._memory.update(self.snapshot.nodes)
-        return frozenset(self._memory.cluster.held)
+        self._cache.update(self.snapshot.nodes)
+        return frozenset(self._cache.cluster.held)
 
     def outcome(self, request: Request) -> Outcome:
         """The outcome of one of the snapshot's requests."""
@@ -114,13 +114,13 @@ class Evaluation:
         own = self.snapshot
         quotas = own.quotas if quota is None else {**own.quotas, request.project_id: quota}
         changed = replace(own, requests=(*own.requests, request), quotas=quotas)
-        # Evaluated once only, so it can use the same memory for its forecast.
-        found = self._outcomes[key] = Evaluation(changed, self._memory, self._memory).outcome(request)
+        # Evaluated once only, so it can use the same cache for its forecast.
+        found = self._outcomes[key] = Evaluation(changed, self._cache, self._cache).outcome(request)
         return found
 
     @cached_property
     def _plan(self) -> SchedulingPlan:
-        return schedule(self.snapshot, self._memory)
+        return schedule(self.snapshot, self._cache)
 
     @cached_property
     def _placements(self) -> Mapping[str, Placement]:
@@ -132,7 +132,7 @@ class Evaluation:
 
     @cached_property
     def _forecasts(self) -> forecasts.Forecasts:
-        return forecasts.Forecasts(self.snapshot, self._forecast_memory)
+        return forecasts.Forecasts(self.snapshot, self._forecast_cache)
 
     def _evaluate(self, request: Request) -> Outcome:
         snapshot, instance_id = self.snapshot, request.instance_id
@@ -145,13 +145,13 @@ class Evaluation:
         return Outcome(
             None,
             refused,
-            would_fit(snapshot.nodes, as_alternative(request), snapshot.at, self._memory),
+            would_fit(snapshot.nodes, as_alternative(request), snapshot.at, self._cache),
             over=unplaced.over if unplaced else None,
             unplaced=unplaced,
             position=self.line.position(instance_id),
             ahead=self.line.ahead(instance_id),
-            max_duration_now_s=forecasts.max_duration_now(snapshot, instance_id, self._memory),
-            # Last, because the forecast changes its memory and both may be the same one.
+            max_duration_now_s=forecasts.max_duration_now(snapshot, instance_id, self._cache),
+            # Last, because the forecast changes its cache, and both caches may be the same.
             forecast=self._forecasts.of(instance_id),
             snapshot=snapshot,
         )
@@ -162,7 +162,7 @@ def _size(outcome: Outcome) -> int:
 
 
 def as_alternative(request: Request) -> Request:
-    """A request to be made instead of it: the quota no longer counts the request itself."""
+    """The request as an alternative to itself: the quota no longer counts the original."""
     return replace(request, quota=rules.without(request.quota, request)) if request.quota else request
 
 

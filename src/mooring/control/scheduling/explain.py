@@ -63,19 +63,19 @@ def place_now(session: Session, cache: SchedulerCache, row: Instance) -> None:
     snapshot = cache.snapshot(session)
     request = next(each for each in snapshot.requests if each.instance_id == row.id)
     # Others wait for this transaction's locks, so it does not wait for running explanations.
-    with cache.immediate_placement() as memory:
-        plan = plan_for(snapshot, request.instance_id, memory)
+    with cache.immediate_placement() as cycle_cache:
+        plan = plan_for(snapshot, request.instance_id, cycle_cache)
         unplaced = next(iter(plan.unplaced), None)
         if unplaced is not None and unplaced.over is not None:
             raise quotas.exceeded(unplaced.over)
         placed = [each for each in plan.placements if each.instance_id == row.id]
         if not placed or not placements.assign(session, placed):
-            raise _insufficient(snapshot, request, memory)
+            raise _insufficient(snapshot, request, cycle_cache)
 
 
-def _insufficient(snapshot: Snapshot, request: Request, memory: CycleCache) -> InsufficientCapacity:
+def _insufficient(snapshot: Snapshot, request: Request, cycle_cache: CycleCache) -> InsufficientCapacity:
     request = replace(request, quota=snapshot.quotas.get(request.project_id))
-    fits = would_fit(snapshot.nodes, as_alternative(request), snapshot.at, memory)
+    fits = would_fit(snapshot.nodes, as_alternative(request), snapshot.at, cycle_cache)
     most = fits.max_count_now
     hint = f"up to {most} such GPUs would start now" if most else "omit on_capacity to wait in the queue"
     return InsufficientCapacity(

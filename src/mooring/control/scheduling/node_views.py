@@ -83,7 +83,7 @@ class NodeViews:
             self._read(session, stale, revisions)
 
     def _due_for_refresh(self) -> list[str]:
-        """The least recently read nodes: as many as keep every node within `FULL_REFRESH_S`."""
+        """The least recently read nodes, so many that each node is read every `FULL_REFRESH_S`."""
         each_s = FULL_REFRESH_S / max(1, len(self._cached))
         due = int((self._clock() - self._refreshed_at) / each_s)
         self._refreshed_at += due * each_s

@@ -102,7 +102,7 @@ def _requests(session: Session, instance_ids: Collection[str]) -> Mapping[str, R
 
 
 def recent_requests(session: Session, most: int) -> tuple[Request, ...]:
-    """The requests of the newest instances, in whatever state those are."""
+    """The requests of the newest instances, in any state."""
     return tuple(_select(session, _COLUMNS.order_by(Instance.id.desc()).limit(most)))
 
 

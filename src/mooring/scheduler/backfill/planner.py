@@ -139,7 +139,7 @@ class StartTimes:
         return min((int(index) for index in lowest), key=lambda index: self._cluster.node(index).id)
 
     def draining(self, request: Request, at: PlanTime, backfill: BackfillPlanner) -> BackfillSlot | None:
-        """A slot without a start time, on the node with the least endless work: the node is to run empty."""
+        """A slot without a start time: the node with the fewest GPUs in endless use is drained for it."""
         values = self.bounds(request, at).values
         candidates = [
             (self._weight(node, at), node.id, int(index))
@@ -172,7 +172,7 @@ class StartTimes:
         if len(bounds.values) < len(cluster):
             bounds.values = np.concatenate([bounds.values, np.full(len(cluster) - len(bounds.values), nan)])
         outdated = set(cluster.changes[bounds.seen :]) | cluster.with_holds
-        # A time that has passed becomes now, or was the end of an instance that is stuck.
+        # A bound in the past must become the present, or rise if it was the end of an instance that is stuck.
         outdated.update(np.flatnonzero(bounds.values <= at.now + at.overhead_s).tolist())
         for index in outdated:
             node = cluster.nodes[index]

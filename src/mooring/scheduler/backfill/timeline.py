@@ -73,8 +73,8 @@ def could(node: NodeView, request: Request, at: PlanTime) -> bool:
 def must_end(node: NodeView, request: Request, at: PlanTime) -> frozenset[str]:
     """The instances that must end before the request fits, on a node where it could.
 
-    The latest instances stay if they can: they were placed beside this request. If they were ignored, each
-    cycle could place more in their stead, and the node would never run empty.
+    The newest instances are left out if possible: this request still fits beside them. If the slot waited for
+    them too, each cycle could place more of them, and the node would never be empty.
     """
     gone = list(node.running)
     for running in sorted(node.running, key=lambda each: (-each.since, each.instance_id)):

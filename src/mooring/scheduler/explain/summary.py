@@ -194,7 +194,7 @@ def _lack(node: NodeView, request: Request) -> tuple[int, float]:
 def _not_its_turn(case: _Case) -> str:
     """The request fits, but the backfill slots of units ahead keep it out."""
     until = "" if case.request.max_duration_s is not None else "; with max_duration_s it might start before"
-    return f"what is free is kept for others that are ahead in the queue{until}"
+    return f"the free resources are reserved for others that are ahead in the queue{until}"
 
 
 _SENTENCES: dict[int, Callable[[_Case], str]] = {

@@ -93,7 +93,7 @@ def potential_for(counts: Mapping[Shape, float]) -> Potential:
 
 @lru_cache(maxsize=4096)
 def target_of(shape: Shape) -> Shape:
-    """The shape without what does not affect waste: memory (it hardly ever does) and the owner."""
+    """The shape without memory, which hardly ever affects waste, and without the owner, which never does."""
     return replace(shape, memory_mib=0, owner="")
 
 

@@ -100,7 +100,7 @@ class Moves:
         after = States(kinds, states.cpu_milli[origins] - self._cpu[kinds], gpu_free)
         waste = self._waste.of(states.joined(after))
         scores = score(waste[origins] - waste[len(states) :])
-        # The last write wins: ascending scores, and of equal ones the first alternative last.
+        # Later writes overwrite: write by ascending score, and of equal scores the first alternative last.
         order = len(scores) - 1 - np.argsort(scores[::-1], kind="stable")
         chosen = numbers[origins[order]]
         self._scores[chosen] = scores[order]

@@ -9,7 +9,7 @@ from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.packing.shapes import TIE_BITS, FleetNode, Shape, tie_of
 from mooring.scheduler.packing.states import Ints, StateTable
 
-# A reader that is more changes than this behind reads every node again.
+# A reader that has missed more changes than this reads every node again.
 MAX_LOGGED = 65_536
 # A node's rank among equally good ones: the smallest GPUs first, then the highest tie.
 _SIZE_BITS = 8
