@@ -15,14 +15,14 @@ from mooring.core.group import (
     UsedNetwork,
 )
 from mooring.core.instance.spec import (
+    InstanceLabels,
     InstanceSpec,
     InstanceTemplate,
     SecretReference,
     not_supported_yet,
-    require_no_reserved_labels,
 )
 from mooring.core.instance.state import DesiredState, Reason, State
-from mooring.core.text import DNS_LABEL, LabelKey, LabelValue, Name, Text
+from mooring.core.text import DNS_LABEL, Name, Text
 from mooring.schemas.base import Answer, Body, Timestamp
 from mooring.schemas.instances import Forecast, RefusalItem
 
@@ -49,7 +49,7 @@ class GroupTemplate(InstanceTemplate):
     @model_validator(mode="after")
     def _require_queueing(self) -> Self:
         if self.on_capacity == "fail":
-            raise not_supported_yet("on_capacity=fail", "a group waits in the queue; use max_duration_s")
+            raise not_supported_yet("on_capacity=fail", "a group waits until all its members fit")
         return self
 
 
@@ -78,9 +78,7 @@ class InstanceGroupCreate(Body):
         ),
     ] = None
     project_id: Annotated[Text | None, Field(max_length=64, description="null: your project")] = None
-    labels: Annotated[
-        dict[LabelKey, LabelValue], Field(max_length=64, description="added to the labels of its members")
-    ] = {}
+    labels: Annotated[InstanceLabels, Field(description="added to the labels of its members")] = {}
     count: Annotated[int, Field(ge=1, le=MAX_MEMBERS)]
     template: GroupTemplate
     on_member_failure: Annotated[
@@ -92,11 +90,6 @@ class InstanceGroupCreate(Body):
     ] = "fail_group"
     network: GroupNetwork = GroupNetwork()
     master_port: Annotated[int, Field(ge=1, le=65535, description="port of rank 0, as MASTER_PORT")] = 29_500
-
-    @field_validator("labels")
-    @classmethod
-    def _no_reserved_labels(cls, labels: dict[str, str]) -> dict[str, str]:
-        return require_no_reserved_labels(labels)
 
 
 class GroupMember(Answer):

@@ -2,17 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field
 
 from mooring.core.gpu import Sample
-from mooring.core.instance.spec import (
-    DEFAULT_PRIORITY,
-    InstanceRequest,
-    InstanceSpec,
-    require_no_reserved_labels,
-)
+from mooring.core.instance.spec import DEFAULT_PRIORITY, InstanceLabels, InstanceRequest, InstanceSpec
 from mooring.core.instance.state import DesiredState, Reason, State
-from mooring.core.text import LabelKey, LabelValue, LongText, Name
+from mooring.core.text import LongText, Name
 from mooring.schemas.agent import Endpoint
 from mooring.schemas.base import Answer, Body, Timestamp
 from mooring.schemas.queue import Because
@@ -31,14 +26,9 @@ class InstancePatch(Body):
 
     # The defaults are never read: only fields that were sent are.
     name: Annotated[Name, Field(default_factory=str)]
-    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
+    labels: InstanceLabels = {}
     max_duration_s: Annotated[int | None, Field(ge=1, le=3660 * 86_400, description="null: no limit")] = None
     priority: Annotated[int, Field(ge=0, le=100)] = DEFAULT_PRIORITY
-
-    @field_validator("labels")
-    @classmethod
-    def _no_reserved_labels(cls, labels: dict[str, str]) -> dict[str, str]:
-        return require_no_reserved_labels(labels)
 
 
 class InstanceStop(Body):

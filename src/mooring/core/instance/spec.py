@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from mooring.core.gpu import mig_milli
@@ -209,15 +209,30 @@ def not_supported_yet(field: str, hint: str) -> PydanticCustomError:
     )
 
 
+def _require_no_reserved_labels(labels: dict[str, str]) -> dict[str, str]:
+    """Reject labels beginning with `mooring.`, in which the agent keeps its own records (security rule R6).
+
+    Raises:
+        PydanticCustomError: code `reserved_label`.
+    """
+    if reserved := [key for key in labels if key.startswith("mooring.")]:
+        raise PydanticCustomError(
+            "reserved_label",
+            "labels beginning with mooring. are reserved: {names}",
+            {"names": ", ".join(reserved)},
+        )
+    return labels
+
+
+InstanceLabels = Annotated[
+    dict[LabelKey, LabelValue], Field(max_length=64), AfterValidator(_require_no_reserved_labels)
+]
+
+
 class InstanceTemplate(InstanceSpec):
     """A validated spec with labels: a create request without name and project."""
 
-    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
-
-    @field_validator("labels")
-    @classmethod
-    def _no_reserved_labels(cls, labels: dict[str, str]) -> dict[str, str]:
-        return require_no_reserved_labels(labels)
+    labels: InstanceLabels = {}
 
     @field_validator("working_dir")
     @classmethod
@@ -258,18 +273,3 @@ class InstanceRequest(InstanceTemplate):
 
     name: Name | None = None
     project_id: Annotated[Text | None, Field(max_length=64, description="null: your own project")] = None
-
-
-def require_no_reserved_labels(labels: dict[str, str]) -> dict[str, str]:
-    """Reject labels beginning with `mooring.`, in which the agent keeps its own records (security rule R6).
-
-    Raises:
-        PydanticCustomError: code `reserved_label`.
-    """
-    if reserved := [key for key in labels if key.startswith("mooring.")]:
-        raise PydanticCustomError(
-            "reserved_label",
-            "labels beginning with mooring. are reserved: {names}",
-            {"names": ", ".join(reserved)},
-        )
-    return labels
