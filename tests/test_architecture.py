@@ -277,6 +277,12 @@ def test_an_error_is_raised_with_the_code_of_its_class() -> None:
                 assert not given & {"code", "status", "title"}, f"{_name(path)}:{node.lineno}"
 
 
+def test_topics_are_made_by_the_enum_only() -> None:
+    """A misspelt topic would be a silent delay. Notifications of PostgreSQL have the names of topics."""
+    made = {_name(path) for path in FILES for node in _nodes(path) if _called(node) == "ObjectTopic"}
+    assert made == {"db/signals.py", "db/notifications.py"}
+
+
 def test_a_route_without_authorization_fails_at_startup() -> None:
     router = APIRouter(prefix="/v1")
 

@@ -40,6 +40,7 @@ RETIRED = {
     r"refuse_\w+": "require_*",
     r"deeds?": "operation",
     r"judge_by": "set_potential",
+    r"verdicts?": "fault, outcome",
     r"leave_to_stay": "freeze_gc",
     r"_really": "_real",
     # Words that no manual uses.

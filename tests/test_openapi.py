@@ -160,6 +160,16 @@ def _answer(document: dict[str, Any], operation: dict[str, Any], code: str) -> d
     return answer
 
 
+def test_the_description_of_update_instance_names_every_field(document: dict[str, Any]) -> None:
+    (description,) = (
+        operation["description"]
+        for name, operation in _operations(document)
+        if operation["operationId"] == "update_instance"
+    )
+    fields = document["components"]["schemas"]["InstancePatch"]["properties"]
+    assert [name for name in fields if name not in description] == []
+
+
 def test_every_operation_lists_its_errors_as_problems(document: dict[str, Any]) -> None:
     for name, operation in _operations(document):
         rejected = {

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import NewType
 
 Wake = Callable[[], None]
-ObjectTopic = NewType("ObjectTopic", str)  # made by the methods of `Topic` only
+ObjectTopic = NewType("ObjectTopic", str)  # from the methods of `Topic`, or received
 
 
 class Topic(StrEnum):

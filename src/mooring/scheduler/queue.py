@@ -106,7 +106,7 @@ class SchedulingQueue:
         """The oldest unit of the project with the smallest share. Guarantees apply only to GPU requests."""
         lanes: dict[tuple[str, bool, bool], deque[Unit]] = {}
         for unit in units:
-            lane_key = unit.project_id, bool(unit.gpu_milli), self._promised(unit)
+            lane_key = unit.project_id, bool(unit.gpu_milli), self._has_slot(unit)
             lanes.setdefault(lane_key, deque()).append(unit)
         heap = [(self.rank(lane[0]), key) for key, lane in lanes.items()]
         heapify(heap)
@@ -127,7 +127,7 @@ class SchedulingQueue:
             -unit.priority,
             not overdue,
             not overdue and not self._shares.below_guarantee(unit),
-            not overdue and not self._promised(unit),
+            not overdue and not self._has_slot(unit),
             0.0 if overdue else self._shares.dominant(unit.project_id),
             _age(unit),
         )
@@ -135,7 +135,7 @@ class SchedulingQueue:
     def _overdue(self, unit: Unit) -> bool:
         return self._snapshot.now - unit.queued_at > self._snapshot.policy.overdue_after_s
 
-    def _promised(self, unit: Unit) -> bool:
+    def _has_slot(self, unit: Unit) -> bool:
         return unit.first.instance_id in self._snapshot.with_slots
 
 

@@ -38,8 +38,8 @@ async def _call(
             min_length=1,
             max_length=255,
             pattern=r"^[\x21-\x7e]+$",
-            description="a repeated request with the same key gets the first answer again, for 24 h. "
-            "Answers over 64 KiB are not stored: 409 `replay_too_large`",
+            description="a repeated request with the same key gets the first response again, for 24 h. "
+            "Responses over 64 KiB are not stored: 409 `replay_too_large`",
         ),
     ] = None,
 ) -> Call:

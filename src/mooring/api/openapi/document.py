@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
-from mooring.api.openapi import answers, limits, links
+from mooring.api.openapi import limits, links, shared_responses
 from mooring.schemas.agent import JoinRequest, StartSecretsRequest, SyncRequest
 from mooring.schemas.agent_streams import StreamRequestsQuery
 from mooring.schemas.base import Json, Problem
@@ -77,7 +77,7 @@ def _document(app: FastAPI) -> Json:
     schemas.update({name: schema for name, schema in extra["$defs"].items() if name not in schemas})
     _set_summaries(document)
     _add_examples(document)
-    answers.complete(document)
+    shared_responses.complete(document)
     links.add(document)
     limits.state(document)
     return document
@@ -85,7 +85,7 @@ def _document(app: FastAPI) -> Json:
 
 def _set_summaries(document: Json) -> None:
     """Make the first sentence of each description its summary."""
-    for _path, _method, operation in answers.operations(document):
+    for _path, _method, operation in shared_responses.operations(document):
         summary, description = re.split(r"\.\s+", operation["description"], maxsplit=1)
         operation.update(summary=summary, description=description)
 
@@ -105,7 +105,7 @@ def _add_examples(document: Json) -> None:
     for name, schema in document["components"]["schemas"].items():
         if name in examples:
             schema["examples"] = resolved(examples[name])
-    for _path, _method, operation in answers.operations(document):
+    for _path, _method, operation in shared_responses.operations(document):
         for kind, content in operation["responses"].get("200", {}).get("content", {}).items():
             if (name := f"{operation['operationId']} {kind}") in examples:
                 content["example"] = examples[name][0]

@@ -7,7 +7,7 @@ Mooring writes are shorter. No list is longer than a report allows. Fields with 
 from collections.abc import Iterator
 from typing import Any
 
-from mooring.api.openapi.answers import operations
+from mooring.api.openapi.shared_responses import operations
 from mooring.core.text import NO_NUL
 from mooring.schemas.base import Json
 

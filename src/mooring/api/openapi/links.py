@@ -1,4 +1,4 @@
-"""Links of the OpenAPI document, from the answer that contains an id to the operations that need it.
+"""Links of the OpenAPI document, from the response that contains an id to the operations that need it.
 
 They follow from the paths: `/v1/things` links to the operations below `/v1/things/{thing_id}`.
 """
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from mooring.api.openapi.answers import operations
+from mooring.api.openapi.shared_responses import operations
 from mooring.schemas.base import Json
 
 _PARAMETER = re.compile(r"\{(\w+)\}")

@@ -1,4 +1,4 @@
-"""The error answers that an operation declares in the OpenAPI document."""
+"""The error responses that an operation declares in the OpenAPI document."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -44,9 +44,9 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def errors(*kinds: type[MooringError]) -> Responses:
-    """Return the error answers of an operation: these errors, and those of every operation.
+    """Return the error responses of an operation: these errors, and those of every operation.
 
-    `answers.complete` adds the errors that follow from its parameters and its action.
+    `shared_responses.complete` adds the errors that follow from its parameters and its action.
     """
     return {status: problem(of_status) for status, of_status in by_status((*ALWAYS, *kinds)).items()}
 
@@ -59,7 +59,7 @@ def by_status(kinds: Kinds) -> dict[int, list[type[MooringError]]]:
 
 
 def problem(kinds: list[type[MooringError]]) -> dict[str, Any]:
-    """Return the answer of one status: its description lists the codes, and each has an example."""
+    """Return the response of one status: its description lists the codes, and each has an example."""
     codes = ", ".join(f"`{kind.code}`" for kind in kinds)
     examples = {kind.code: {"$ref": f"#/components/examples/{kind.code}"} for kind in kinds}
     content = {"schema": {"$ref": "#/components/schemas/Problem"}, "examples": examples}

@@ -50,7 +50,7 @@ class KeyQuery(pagination.PageQuery):
     operation_id="create_api_key",
 )
 def create_api_key(body: ApiKeyCreate, context: Ctx, call: CurrentCall) -> Response:
-    """Create an API key. Only this answer shows the key. It never has more permissions than you.
+    """Create an API key. Only this response shows the key. It never has more permissions than you.
 
     Members create keys for themselves (their own `user_id`), owners also for other members and services.
     """
@@ -86,7 +86,7 @@ def list_api_keys(context: Ctx, access: CurrentAccess, params: Annotated[KeyQuer
 
 @router.get("/{key_id}", response_model=ApiKey, responses=errors(), operation_id="get_api_key")
 def get_api_key(key_id: str, context: Ctx, access: CurrentAccess) -> Response:
-    """Get an API key. The answer does not contain the key itself."""
+    """Get an API key. The response does not contain the key itself."""
     with context.database.read() as session:
         return responses.respond(responses.json_answer(show(ApiKey, api_keys.get(session, access, key_id))))
 

@@ -57,7 +57,7 @@ async def list_audit_log(
 ) -> Response:
     """List audit log entries. Returns the newest first. Owners see those of their projects, admins all.
 
-    With `Accept: application/x-ndjson`, the answer is the whole log as JSON lines, oldest first.
+    With `Accept: application/x-ndjson`, the response is the whole log as JSON lines, oldest first.
     """
     if accept is not None and JSON_LINES in accept:
         await run_in_threadpool(_record_export, context, live.access, params)

@@ -93,7 +93,7 @@ async def create_instance(
 ) -> Response:
     """Create an instance. It runs one container with the requested GPUs.
 
-    It is usually `pending` in the answer. `/wait` waits until it runs; `reason` says why it is pending.
+    It is usually `pending` in the response. `/wait` waits until it runs; `reason` says why it is pending.
     With `on_capacity: fail`, it is placed at once or rejected with 409.
     """
     caller = call.access.caller
@@ -275,7 +275,7 @@ async def wait_for_instance(
     state: WaitState = "running",
     timeout_s: Annotated[float, Query(ge=1, le=60, allow_inf_nan=False, description="in seconds")] = 30,
 ) -> Response:
-    """Wait for an instance. Answers when it is in `state`, when it can no longer be, or at the timeout."""
+    """Wait for an instance. Returns when it is in `state`, when it can no longer be, or at the timeout."""
     waited = waiting.wait(context, live, instance_id, State(state), timeout_s)
     return responses.respond(responses.json_answer(await waiting.while_connected(request, waited)))
 

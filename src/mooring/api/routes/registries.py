@@ -66,7 +66,7 @@ def list_registries(
 
 @router.get("/{registry_id}", response_model=Registry, responses=errors(), operation_id="get_registry")
 def get_registry(registry_id: str, context: Ctx, access: CurrentAccess) -> Response:
-    """Get registry credentials. The answer does not contain the password."""
+    """Get registry credentials. The response does not contain the password."""
     with context.database.read() as session:
         return responses.respond(
             responses.json_answer(show(Registry, owned.get(session, access, tables.Registry, registry_id)))

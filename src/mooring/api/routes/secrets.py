@@ -64,7 +64,7 @@ def list_secrets(context: Ctx, access: CurrentAccess, params: Annotated[SecretQu
 
 @router.get("/{secret_id}", response_model=Secret, responses=errors(), operation_id="get_secret")
 def get_secret(secret_id: str, context: Ctx, access: CurrentAccess) -> Response:
-    """Get a secret. The answer does not contain its value."""
+    """Get a secret. The response does not contain its value."""
     with context.database.read() as session:
         return responses.respond(
             responses.json_answer(show(Secret, owned.get(session, access, tables.Secret, secret_id)))

@@ -25,7 +25,7 @@ class Status(Answer):
 
 @router.get("/healthz", response_model=Status, operation_id="get_health")
 async def get_health() -> Response:
-    """Get health. Answers `ok` while the process runs."""
+    """Get health. Returns `ok` while the process runs."""
     return responses.respond(responses.json_answer({"status": "ok"}))
 
 

@@ -16,7 +16,7 @@ from mooring.core.text import printable
 
 
 class State(StrEnum):
-    """State of an instance. `deleted` appears only in events and in the last answer of a wait."""
+    """State of an instance. `deleted` appears only in events and in the last response of a wait."""
 
     PENDING = "pending"
     SCHEDULED = "scheduled"

@@ -46,11 +46,11 @@ HEADERS: Json = {
         "schema": {"type": "string", "format": "uri-reference", "maxLength": 1024},
     },
     "Idempotency-Replayed": {
-        "description": "`true` if this repeats the answer to the first request with this key",
+        "description": "`true` if this repeats the response to the first request with this key",
         "schema": {"type": "string", "enum": ["true"]},
     },
 }
-_MOST_SHARED = 3  # an answer with more codes of its own is written where it is
+_MOST_SHARED = 3  # a response with more codes is declared at its operation
 _IDEMPOTENCY = (errors.IdempotencyInProgress, errors.IdempotencyKeyReused, errors.ReplayTooLarge)
 _BY_PARAMETER: Mapping[str, Kinds] = {
     "cursor": [errors.BadCursor],
