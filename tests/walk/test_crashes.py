@@ -32,9 +32,9 @@ def kill_and_start(cluster: Cluster) -> None:
 
 
 @pytest.fixture
-def kept(admin: Client, cluster: Cluster) -> Iterator[None]:
+def unaffected(admin: Client, cluster: Cluster) -> Iterator[None]:
     """Two instances, one per node, that run through the crash unchanged."""
-    made = [admin.create(gpus={"count": 2}, name=f"kept-{number}") for number in (1, 2)]
+    made = [admin.create(gpus={"count": 2}, name=f"unaffected-{number}") for number in (1, 2)]
     for instance in made:
         admin.wait(instance["id"], "running")
     before = {instance["id"]: cluster.container(instance) for instance in made}
@@ -48,7 +48,7 @@ def kept(admin: Client, cluster: Cluster) -> Iterator[None]:
         assert states == ["pending", "scheduled", *(["starting"] * (len(states) - 3)), "running"]
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("unaffected")
 def test_a_crash_right_after_a_create_is_acknowledged(admin: Client, cluster: Cluster) -> None:
     made = [admin.create(gpus={"count": 1}, **SMALL) for _ in range(3)]
     kill_and_start(cluster)
@@ -56,7 +56,7 @@ def test_a_crash_right_after_a_create_is_acknowledged(admin: Client, cluster: Cl
         assert admin.wait(instance["id"], "running")["attempt"] == 1
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("unaffected")
 def test_a_crash_between_placement_and_the_next_sync(admin: Client, cluster: Cluster) -> None:
     for agent in cluster.agents:
         agent.freeze()
@@ -71,7 +71,7 @@ def test_a_crash_between_placement_and_the_next_sync(admin: Client, cluster: Clu
     assert (running["attempt"], running["devices"]) == (1, placed["devices"])
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("unaffected")
 def test_a_crash_during_a_start(admin: Client, cluster: Cluster, registry: Registry) -> None:
     image = registry.add_image(f"start-{uuid4().hex}", extra_layers=2, layer_bytes=8_000_000)
     made = admin.create(image=image, gpus={"count": 4}, **SMALL)
@@ -85,7 +85,7 @@ def test_a_crash_during_a_start(admin: Client, cluster: Cluster, registry: Regis
     assert admin.wait(made["id"], "running")["attempt"] == 1
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("unaffected")
 def test_a_crash_while_instances_end(admin: Client, cluster: Cluster) -> None:
     stopped, deleted = (admin.create(command=IGNORES_TERM, gpus={"count": 2}, **SMALL) for _ in range(2))
     for instance in (stopped, deleted):
@@ -147,7 +147,7 @@ class Clients:
         return create
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("unaffected")
 def test_a_crash_during_many_creates(admin: Client, cluster: Cluster) -> None:
     clients = Clients(cluster)
     clients.start()

@@ -33,9 +33,9 @@ def agent(cluster: Cluster) -> Iterator[AgentProcess]:
 
 
 @pytest.fixture
-def kept(admin: Client, cluster: Cluster, agent: AgentProcess) -> Iterator[dict[str, Any]]:
+def unaffected(admin: Client, cluster: Cluster, agent: AgentProcess) -> Iterator[dict[str, Any]]:
     """An instance on that node that keeps running throughout the test."""
-    made = admin.create(name="kept", gpus={"count": 2}, **SMALL)
+    made = admin.create(name="unaffected", gpus={"count": 2}, **SMALL)
     running = admin.wait(made["id"], "running")
     assert running["node_name"] == agent.node.name
     before = cluster.container(running)
@@ -57,7 +57,7 @@ def states_of(admin: Client, instance: dict[str, Any]) -> list[str]:
 # --- the agent
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("unaffected")
 def test_a_new_agent_adopts_running_containers(admin: Client, cluster: Cluster, agent: AgentProcess) -> None:
     made = admin.create(gpus={"count": 1}, **SMALL)
     admin.wait(made["id"], "running")
@@ -79,7 +79,7 @@ def _executed(admin: Client, instance: dict[str, Any]) -> dict[str, Any] | None:
     return answer.json() if answer.status_code == 200 else None
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("unaffected")
 @pytest.mark.parametrize("call", [CREATE, START])
 def test_an_agent_killed_during_a_start_completes_it_once(
     admin: Client, cluster: Cluster, agent: AgentProcess, call: str
@@ -99,7 +99,7 @@ def test_an_agent_killed_during_a_start_completes_it_once(
     assert (running["attempt"], running["container_id"]) == (1, left[0].id)
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("unaffected")
 def test_an_agent_killed_during_a_pull_pulls_again(
     admin: Client, cluster: Cluster, agent: AgentProcess, registry: Registry
 ) -> None:
@@ -116,7 +116,7 @@ def test_an_agent_killed_during_a_pull_pulls_again(
     assert cluster.container(made).runs
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("unaffected")
 def test_the_older_of_two_agents_with_one_identity_ends(
     admin: Client, cluster: Cluster, agent: AgentProcess, tmp_path: Path
 ) -> None:
@@ -137,7 +137,7 @@ def test_the_older_of_two_agents_with_one_identity_ends(
 
 
 def test_a_container_created_by_a_frozen_docker_is_adopted(
-    admin: Client, cluster: Cluster, agent: AgentProcess, kept: dict[str, Any]
+    admin: Client, cluster: Cluster, agent: AgentProcess, unaffected: dict[str, Any]
 ) -> None:
     frozen = threading.Event()
 
@@ -152,8 +152,8 @@ def test_a_container_created_by_a_frozen_docker_is_adopted(
     assert node["reason"]["code"] == "docker_unavailable"
     shown = admin.instance(made["id"])
     assert (shown["state"], shown["reason"]["code"]) == ("starting", "docker_unavailable")
-    assert holders(admin) == {made["id"], kept["id"]}
-    assert admin.instance(kept["id"])["state"] == "running"
+    assert holders(admin) == {made["id"], unaffected["id"]}
+    assert admin.instance(unaffected["id"])["state"] == "running"
     agent.node.thaw()
     running = admin.wait(made["id"], "running", 40)
     assert running["attempt"] == 1
@@ -167,7 +167,7 @@ def _not_ready(admin: Client, agent: AgentProcess) -> dict[str, Any] | None:
 
 
 def test_gpus_stay_allocated_while_docker_is_down(
-    admin: Client, cluster: Cluster, agent: AgentProcess, kept: dict[str, Any]
+    admin: Client, cluster: Cluster, agent: AgentProcess, unaffected: dict[str, Any]
 ) -> None:
     stopping = admin.create(gpus={"count": 1}, **SMALL)
     admin.wait(stopping["id"], "running")
@@ -179,12 +179,12 @@ def test_gpus_stay_allocated_while_docker_is_down(
     reason = wait_until(lambda: _waits(admin, waiting), 10)
     assert node["name"] not in reason["message"] or "not" in reason["message"]
     assert admin.instance(stopping["id"])["state"] == "stopping"
-    assert holders(admin) == {kept["id"], stopping["id"]}
+    assert holders(admin) == {unaffected["id"], stopping["id"]}
     agent.node.start()
     assert admin.wait(stopping["id"], "stopped")["reason"]["code"] == "stopped_by_user"
     admin.wait(waiting["id"], "running")
-    assert states_of(admin, kept)[-1] == "running"
-    assert states_of(admin, kept).count("running") == 1
+    assert states_of(admin, unaffected)[-1] == "running"
+    assert states_of(admin, unaffected).count("running") == 1
 
 
 def _waits(admin: Client, instance: dict[str, Any]) -> dict[str, Any] | None:
@@ -212,7 +212,7 @@ def impatient(cluster: Cluster) -> Iterator[None]:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("fault", ["agent stopped", "agent frozen", "network cut"])
 def test_a_silent_node_keeps_everything_until_it_reports_again(
-    admin: Client, cluster: Cluster, agent: AgentProcess, kept: dict[str, Any], fault: str
+    admin: Client, cluster: Cluster, agent: AgentProcess, unaffected: dict[str, Any], fault: str
 ) -> None:
     stopping = admin.create(gpus={"count": 1}, **SMALL)
     admin.wait(stopping["id"], "running")
@@ -223,17 +223,17 @@ def test_a_silent_node_keeps_everything_until_it_reports_again(
     }
     begin, end = faults[fault]
     begin()
-    wait_until(lambda: admin.instance(kept["id"])["state"] == "unreachable", 20, 0.05)
+    wait_until(lambda: admin.instance(unaffected["id"])["state"] == "unreachable", 20, 0.05)
     assert node_of(admin, agent)["state"] == "unreachable"
-    assert admin.instance(kept["id"])["reason"]["code"] == "node_unreachable"
+    assert admin.instance(unaffected["id"])["reason"]["code"] == "node_unreachable"
     assert admin.post(f"/v1/instances/{stopping['id']}/stop").status_code == 202
-    assert admin.post(f"/v1/instances/{kept['id']}/exec", json={"command": ["id"]}).status_code == 503
-    assert holders(admin) == {kept["id"], stopping["id"]}
+    assert admin.post(f"/v1/instances/{unaffected['id']}/exec", json={"command": ["id"]}).status_code == 503
+    assert holders(admin) == {unaffected["id"], stopping["id"]}
     assert cluster.container(stopping).runs
     end()
     assert admin.wait(stopping["id"], "stopped", 40)["reason"]["code"] == "stopped_by_user"
-    wait_until(lambda: admin.instance(kept["id"])["state"] == "running", 20)
-    assert states_of(admin, kept)[-3:] == ["running", "unreachable", "running"]
+    wait_until(lambda: admin.instance(unaffected["id"])["state"] == "running", 20)
+    assert states_of(admin, unaffected)[-3:] == ["running", "unreachable", "running"]
 
 
 # --- other people on the node
@@ -291,7 +291,7 @@ def _reason_code(admin: Client, instance: dict[str, Any]) -> str | None:
     return (admin.instance(instance["id"])["reason"] or {}).get("code")
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("unaffected")
 def test_a_container_removed_or_killed_by_others_has_failed(
     admin: Client, cluster: Cluster, agent: AgentProcess
 ) -> None:
@@ -306,7 +306,7 @@ def test_a_container_removed_or_killed_by_others_has_failed(
     assert not {removed["id"], killed["id"]} & holders(admin)
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("unaffected")
 def test_a_container_removed_while_it_is_being_stopped_is_stopped(
     admin: Client, cluster: Cluster, agent: AgentProcess
 ) -> None:
@@ -317,7 +317,7 @@ def test_a_container_removed_while_it_is_being_stopped_is_stopped(
     assert admin.wait(made["id"], "stopped")["reason"]["code"] == "stopped_by_user"
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("unaffected")
 def test_a_container_removed_while_the_agent_was_down_is_not_started_again(
     admin: Client, cluster: Cluster, agent: AgentProcess
 ) -> None:
