@@ -18,9 +18,6 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib
 from mooring.loops.scheduling import freeze_gc
@@ -272,6 +269,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _draw(rates: Sequence[Rate], path: Path) -> None:
+    import matplotlib as mpl  # noqa: PLC0415 - takes a second, and most runs draw nothing
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.subplots()
     nodes = [rate.nodes for rate in rates]

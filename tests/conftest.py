@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,12 @@ def _sort_key(item: pytest.Item) -> int:
 
 
 def _relative_path(item: pytest.Item) -> str:
-    return item.path.relative_to(Path(__file__).parent).as_posix()
+    return _relative_to_tests(item.path)
+
+
+@cache
+def _relative_to_tests(path: Path) -> str:
+    return path.relative_to(Path(__file__).parent).as_posix()
 
 
 @pytest.fixture(autouse=True)

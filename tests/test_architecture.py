@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,14 @@ def _name(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
 
-def _nodes(path: Path) -> Iterator[ast.AST]:
-    return ast.walk(ast.parse(path.read_text()))
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def _nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(_tree(path)))
 
 
 def _called(node: ast.AST) -> str:
@@ -43,7 +50,7 @@ def test_files_are_short_and_have_a_docstring(path: Path) -> None:
     text = path.read_text()
     assert text.count("\n") < MAX_LINES
     if text.strip() and path.name != "__main__.py":
-        assert ast.get_docstring(ast.parse(text)), f"{_name(path)} does not say what it is for"
+        assert ast.get_docstring(_tree(path)), f"{_name(path)} does not say what it is for"
 
 
 def test_functions_are_short() -> None:
@@ -137,7 +144,7 @@ def test_only_move_and_assign_change_an_instances_state() -> None:
         (_name(path), scope.name if isinstance(scope, ast.FunctionDef) else "")
         for path in FILES
         if not _name(path).startswith("agent/")  # it cannot import db
-        for scope in _scopes(ast.parse(path.read_text()))
+        for scope in _scopes(_tree(path))
         if _writes_state(scope, bulk=bool(BULK_UPDATE.search(path.read_text())))
     }
     assert written == {

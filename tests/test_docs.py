@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,7 @@ def test_every_path_of_the_walk_exists() -> None:
             )
 
 
+@cache
 def _defined() -> dict[str, set[str]]:
     """The names that a module, class or table has, by its name. A class has all names of its module."""
     defined: dict[str, set[str]] = defaultdict(set)
@@ -102,17 +104,15 @@ def _defined() -> dict[str, set[str]]:
     return defined
 
 
-DEFINED = _defined()
-
-
 @pytest.mark.parametrize("page", [*PAGES, *MODULES], ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_name_with_its_module_or_class_exists(page: Path) -> None:
     """Pages also have names of API fields, such as `network.used`, so only classes are checked there."""
-    owners = DEFINED if page in MODULES else [name for name in DEFINED if name[0].isupper()]
+    defined = _defined()
+    owners = defined if page in MODULES else [name for name in defined if name[0].isupper()]
     missing = [
         f"{owner}.{name}"
         for owner, name in re.findall(r"`([A-Za-z_]+)\.([A-Za-z_]+)`", page.read_text())
-        if owner in owners and name not in DEFINED[owner] | {"py", "toml", "json"}
+        if owner in owners and name not in defined[owner] | {"py", "toml", "json"}
     ]
     assert missing == []
 

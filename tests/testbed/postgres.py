@@ -48,7 +48,9 @@ class PostgresCluster:
     def create_database(self, template: str = "template1") -> str:
         """Create a database as a copy of `template` (a name or a URL without connections). Return its URL."""
         name = f"test_{next(self._numbers)}"
-        self._execute("CREATE DATABASE {} TEMPLATE {}", name, urlsplit(template).path.lstrip("/"))
+        # Copying files takes half of the CPU time of writing the copy to the log, the default.
+        create = "CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy"
+        self._execute(create, name, urlsplit(template).path.lstrip("/"))
         return self.url(name)
 
     def drop_database(self, url: str) -> None:
