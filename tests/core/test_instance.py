@@ -5,9 +5,17 @@ from itertools import product
 import pytest
 from pydantic import ValidationError
 
-from mooring.core.instance.report import Phase, after_report
 from mooring.core.instance.spec import InstanceRequest, InstanceSpec, is_reserved_env
-from mooring.core.instance.state import ENDED, HOLDS_GPUS, TRANSITIONS, DesiredState, State, actions
+from mooring.core.instance.state import (
+    ENDED,
+    HOLDS_GPUS,
+    TRANSITIONS,
+    DesiredState,
+    Phase,
+    State,
+    actions,
+    after_report,
+)
 
 RUN, STOP, DELETE = DesiredState.RUNNING, DesiredState.STOPPED, DesiredState.DELETED
 

@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from mooring.core.gpu import GpuFacts, Sample
-from mooring.core.instance.report import Phase
 from mooring.core.instance.spec import InstanceSpec, SecurityProfile
-from mooring.core.instance.state import Reason
+from mooring.core.instance.state import Phase, Reason
 from mooring.core.node import NodeFacts
 from mooring.core.text import EnvName, EnvValue, GpuUuid, Name, Text, printable
 from mooring.schemas.agent_streams import StreamRequest

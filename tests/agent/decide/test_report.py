@@ -5,8 +5,7 @@ import pytest
 from mooring.agent.decide.report import observed, orphans
 from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, PlannedRestart, Work
 from mooring.agent.runtime import Container
-from mooring.core.instance.report import Phase
-from mooring.core.instance.state import Reason
+from mooring.core.instance.state import Phase, Reason
 from mooring.schemas.agent import Endpoint, ObservedInstance
 from tests.agent.builders import container, exited, removal, snapshot, wanted
 

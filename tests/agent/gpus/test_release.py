@@ -16,7 +16,7 @@ from mooring.agent.runtime import Container
 from mooring.agent.simulated.gpus import SimulatedGpuReader
 from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.agent.sync.agent_state import AgentState, AnswerOutcome
-from mooring.core.instance.report import Phase
+from mooring.core.instance.state import Phase
 from mooring.schemas.agent import Assignment, Removal, SyncAnswer
 from tests.agent.agents import agent_with
 from tests.agent.builders import assignment, container, decided, exited, removal, wanted

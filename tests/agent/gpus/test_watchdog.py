@@ -18,8 +18,7 @@ from mooring.agent.runtime import Container
 from mooring.agent.simulated.gpus import SimulatedGpuReader
 from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.agent.sync.agent_state import AgentState, AnswerOutcome
-from mooring.core.instance.report import Phase
-from mooring.core.instance.state import Reason
+from mooring.core.instance.state import Phase, Reason
 from mooring.schemas.agent import Assignment, SyncAnswer
 from tests.agent import builders, docker_assignments
 from tests.agent.agents import agent_with

@@ -6,8 +6,7 @@ from mooring.agent.decide.reconcile import Remove, Restart, Start, key_of
 from mooring.agent.decide.snapshot import ActionKind, Key
 from mooring.agent.runtime import Container
 from mooring.agent.sync.agent_state import AgentState, AnswerOutcome
-from mooring.core.instance.report import Phase
-from mooring.core.instance.state import Reason
+from mooring.core.instance.state import Phase, Reason
 from mooring.schemas.agent import Assignment, Removal, SyncAnswer
 from tests.agent.builders import container, exited, removal, wanted
 

@@ -6,8 +6,7 @@ from typing import Final
 from mooring.agent.decide.reconcile import ENDED, is_live, will_restart
 from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, PlannedRestart
 from mooring.agent.runtime import Container
-from mooring.core.instance.report import Phase
-from mooring.core.instance.state import Reason
+from mooring.core.instance.state import Phase, Reason
 from mooring.schemas.agent import ObservedInstance, Orphan
 
 SIGKILLED: Final = 137

@@ -14,8 +14,7 @@ from mooring.control.instances import durations, instances, preemption
 from mooring.control.nodes import approval, gpus, nodes
 from mooring.core.access import Access, Caller, Permission
 from mooring.core.errors import StaleSession, Unauthorized
-from mooring.core.instance.report import Phase, after_report
-from mooring.core.instance.state import HOLDS_GPUS, DesiredState, Reason, State
+from mooring.core.instance.state import HOLDS_GPUS, DesiredState, Phase, Reason, State, after_report
 from mooring.core.text import Text
 from mooring.db.session import notify
 from mooring.db.signals import Topic
