@@ -245,8 +245,27 @@ def test_fields_that_change_the_shape(field: str, other: Any) -> None:
 
 def test_the_key_has_all_fields_but_identity_age_and_priority() -> None:
     other = {"instance_id", "queued_at", "quota", "priority", "preemptible", "gang"}
-    other.add("project_selector")  # merged into the node selector
-    assert len(key(request())) == len({field.name for field in fields(Request)} - other)
+    values: dict[str, Any] = {
+        "gpu_count": 2,
+        "gpu_models": ("H100",),
+        "gpu_min_memory_mib": 1,
+        "cpu_milli": None,
+        "memory_mib": None,
+        "node_selector": {"zone": "a"},
+        "project_id": "p",
+        "gpu_milli": 500,
+        "mig_profile": "1g.10gb",
+        "gpu_min_compute_capability": "9.0",
+        "same_numa": True,
+        "max_duration_s": 60,
+        "project_selector": {"zone": "b"},
+        "disk_mib": 1024,
+        "disk_limits": True,
+        "stands_for": 2,
+    }
+    assert values.keys() == {field.name for field in fields(Request)} - other
+    changed = [key(request(**{field: value})) for field, value in values.items()]
+    assert len({key(request()), *changed}) == 1 + len(values)
     assert key(request()) == key(request(instance_id="i2", queued_at=9.0, priority=7))
 
 

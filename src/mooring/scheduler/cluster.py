@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 from mooring.core.bounded_dict import BoundedDict
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import NodeState
+from mooring.scheduler.feasibility.gpu_rules import Ask, ask_of
 from mooring.scheduler.model import NodeView, Request, Running
 from mooring.scheduler.packing import links
 from mooring.scheduler.packing.demand import Demand
 from mooring.scheduler.packing.fleet import Fleet
 from mooring.scheduler.packing.node_classes import (
-    Ask,
     NodeKind,
     Suitable,
-    ask_of,
     fleet_node,
     kind_of,
     places_of,
@@ -68,6 +67,7 @@ class ClusterState:
         self.groups: dict[str, Counter[int]] = {}  # placed members of each gang, by node
         self.with_holds: set[int] = set()
         self.reserved: set[int] = set()  # nodes that are reserved for some projects
+        self.with_pressure: set[int] = set()  # nodes with a nearly full disk
         self.with_last: set[int] = set()  # nodes with GPUs that are allocated last
         self.with_stopping: set[int] = set()
         self.stopping: Counter[str] = Counter()  # GPUs (milli) of stopping instances, by project
@@ -213,15 +213,11 @@ class ClusterState:
         new = after.running if after else ()
         if old is not new:
             self._count_running(index, old, new)
-        self.with_holds.discard(index)
-        if after is not None and any(gpu.reserved for gpu in after.gpus):
-            self.with_holds.add(index)
-        self.with_last.discard(index)
-        if after is not None and any(gpu.last for gpu in after.gpus):
-            self.with_last.add(index)
-        self.reserved.discard(index)
-        if after is not None and after.reserved_for is not None:
-            self.reserved.add(index)
+        gpus = after.gpus if after else ()
+        _mark(self.with_holds, index, there=any(gpu.reserved for gpu in gpus))
+        _mark(self.with_last, index, there=any(gpu.last for gpu in gpus))
+        _mark(self.reserved, index, there=after is not None and after.reserved_for is not None)
+        _mark(self.with_pressure, index, there=after is not None and after.disk_pressure)
 
     def reserved_for(self, project_id: str) -> frozenset[int]:
         """The reserved nodes that the project may use. Projects with equal sets get equal answers."""
@@ -246,9 +242,7 @@ class ClusterState:
                 _add(members, index, sign)
                 if not members:
                     del self.groups[running.group_id]
-        self.with_stopping.discard(index)
-        if any(running.stopping for running in new):
-            self.with_stopping.add(index)
+        _mark(self.with_stopping, index, there=any(running.stopping for running in new))
 
     # ---- masks
 
@@ -277,6 +271,13 @@ class ClusterState:
             return self._codes.setdefault(value(node), len(self._codes))
 
         return self.numbers(("groups", value), code), list(self._codes)
+
+
+def _mark(nodes: set[int], index: int, *, there: bool) -> None:
+    if there:
+        nodes.add(index)
+    else:
+        nodes.discard(index)
 
 
 def _add(counter: Counter[Any], key: object, amount: int) -> None:

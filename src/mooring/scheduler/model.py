@@ -10,7 +10,7 @@ from math import inf
 from typing import Literal
 
 from mooring.core.instance.spec import DEFAULT_PRIORITY, WHOLE_MILLI
-from mooring.core.node import NodeState
+from mooring.core.node import NodeState, allocatable_memory_mib
 from mooring.core.policy import Policy
 from mooring.scheduler.packing.potential import Potential
 
@@ -127,6 +127,14 @@ class NodeView:
     disk_mib_free: int = 0
     disk_enforced: bool = False  # its engine enforces the disk limits of containers
     disk_pressure: bool = False  # its filesystem is nearly full, whatever filled it
+
+    @property
+    def gpu_count(self) -> int:
+        return len(self.gpus)
+
+    @property
+    def allocatable_mib(self) -> int:
+        return allocatable_memory_mib(self.memory_mib)
 
 
 @dataclass(frozen=True, slots=True)

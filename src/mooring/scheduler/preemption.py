@@ -13,14 +13,13 @@ from typing import Literal
 
 import numpy as np
 
-from mooring.core.node import NodeState
 from mooring.core.policy import Policy
 from mooring.scheduler.backfill.planner import BackfillPlanner
 from mooring.scheduler.backfill.timeline import BackfillSlot
 from mooring.scheduler.cluster import ClusterState, Mask
-from mooring.scheduler.feasibility import disk, gpu_offers
-from mooring.scheduler.feasibility.filters import admits, fits, fitting_offers
-from mooring.scheduler.feasibility.needs import needs
+from mooring.scheduler.feasibility import filters
+from mooring.scheduler.feasibility.filters import closed, fits, fitting_offers
+from mooring.scheduler.feasibility.gpu_rules import passing
 from mooring.scheduler.gangs import gangs
 from mooring.scheduler.model import Eviction, NodeView, PlanTime, Request, Running
 from mooring.scheduler.node_changes import with_placement, without
@@ -213,9 +212,7 @@ class Preemption:
 
     def _fewest(self, unit: Unit, request: Request, node: NodeView) -> int:
         """As the function `_fewest`, of all possible victims there; 0 if evicting them does not help."""
-        if node.state is not NodeState.READY or not admits(node, request):
-            return 0
-        if disk.unsuitable(request, node):
+        if closed(node, request):
             return 0
         victims = [each for each in node.running if self._possible_victim(unit, each)]
         return (_fewest(node, request, victims) or 0) if victims else 0
@@ -337,20 +334,14 @@ def _all_fit(node: NodeView, members: Iterable[Request], at: PlanTime) -> bool:
 
 def _fewest(node: NodeView, request: Request, victims: Sequence[Running]) -> int | None:
     """A lower bound for the number of victims, from amounts alone; None if not even all suffice."""
-    cpu_milli, memory_mib = needs(request, node)
-    free = sum(
-        gpu.milli_free >= request.gpu_milli
-        for gpu in node.gpus
-        if gpu.healthy and gpu_offers.would_do(gpu, request)
-    )
+    gpus = [gpu for gpu in passing(node.gpus, request) if gpu.healthy]
+    free = sum(gpu.milli_free >= request.gpu_milli for gpu in gpus)
     # A MIG device is not counted: the result stays a lower bound.
     lacks = 0 if request.mig_profile is not None else request.gpu_count - free
-    counts = (
-        _parts_needed(lacks, [len(victim.allocations) for victim in victims]),
-        _parts_needed(cpu_milli - node.cpu_milli_free, [victim.cpu_milli for victim in victims]),
-        _parts_needed(memory_mib - node.memory_mib_free, [victim.memory_mib for victim in victims]),
-        _parts_needed(disk.lacking(request, node), [victim.disk_mib for victim in victims]),
-    )
+    counts = [_parts_needed(lacks, [len(victim.allocations) for victim in victims])]
+    for lacking, returned in filters.RULES.amounts:
+        if (amount := lacking(node, request)) > 0:
+            counts.append(_parts_needed(amount, [returned(victim) for victim in victims]))
     return None if None in counts else max(1, *(count for count in counts if count is not None))
 
 

@@ -6,8 +6,8 @@ from math import inf
 
 from mooring.core.node import NodeState
 from mooring.core.policy import Policy
-from mooring.scheduler.feasibility import gpu_offers
 from mooring.scheduler.feasibility.filters import admits
+from mooring.scheduler.feasibility.gpu_rules import passing
 from mooring.scheduler.feasibility.needs import preference
 from mooring.scheduler.model import GpuView, NodeView, Request, ReservedPeriod
 from mooring.scheduler.packing import links
@@ -101,12 +101,8 @@ def _windows(
     for node in sorted(nodes, key=lambda each: each.id):
         ready = node.state is NodeState.READY and admits(node, spec.gpus)
         busy = _busy_until(node, spec)
-        for gpu in links.in_order(node.gpus):
-            if (
-                not gpu.healthy
-                or not gpu_offers.would_do(gpu, spec.gpus)
-                or not (ready or gpu.uuid in always)
-            ):
+        for gpu in passing(links.in_order(node.gpus), spec.gpus):
+            if not gpu.healthy or not (ready or gpu.uuid in always):
                 continue
             others = tuple(period for period in gpu.reserved if period.reservation_id != but)
             yield node, gpu, list(_starts(others, busy.get(gpu.uuid, 0.0), spec))

@@ -11,7 +11,7 @@ from mooring.control.scheduling.cache import SchedulerCache
 from mooring.core.access import Access
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import NodeState
-from mooring.scheduler.feasibility import gpu_offers
+from mooring.scheduler.feasibility import gpu_rules
 from mooring.scheduler.feasibility.filters import is_open_to
 from mooring.scheduler.model import GpuView, NodeView
 
@@ -107,7 +107,7 @@ def _devices(gpu: GpuView, access: Access) -> Iterator[tuple[DeviceType, bool, i
     """The devices that can be allocated of a GPU, whether each is free, and its free share in milli-GPUs."""
     if gpu.mig_enabled:
         for device in gpu.mig:
-            memory_mib = gpu_offers.mig_memory_mib(device.profile)
+            memory_mib = gpu_rules.mig_memory_mib(device.profile)
             yield (gpu.model, memory_mib, device.profile), device.free, 0
     else:
         mine = gpu.project_id is None or access.caller.sees(gpu.project_id)

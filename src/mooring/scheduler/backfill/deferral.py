@@ -9,11 +9,11 @@ from math import inf
 from mooring.scheduler.backfill.planner import BackfillPlanner, StartTimes
 from mooring.scheduler.backfill.timeline import BackfillSlot, expected_end, in_the_way, start_on
 from mooring.scheduler.cluster import ClusterState
+from mooring.scheduler.feasibility.gpu_rules import Ask, ask_of
 from mooring.scheduler.gangs import gangs
 from mooring.scheduler.gangs.start_time import gang_start
 from mooring.scheduler.model import Eviction, Request, Snapshot
 from mooring.scheduler.node_changes import without
-from mooring.scheduler.packing.node_classes import Ask, ask_of
 from mooring.scheduler.packing.search import Key, find
 from mooring.scheduler.preemption import Preemption
 from mooring.scheduler.queue import Shares

@@ -7,12 +7,12 @@ start only if the node can still host the first at that time. Conservative: each
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf, nan
+from operator import itemgetter
 
 import numpy as np
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
-from mooring.core.node import NodeState
 from mooring.scheduler.backfill.timeline import (
     BackfillSlot,
     expected_end,
@@ -22,9 +22,9 @@ from mooring.scheduler.backfill.timeline import (
     start_on,
 )
 from mooring.scheduler.cluster import ClusterState, Mask
-from mooring.scheduler.feasibility import disk, gpu_offers
-from mooring.scheduler.feasibility.filters import admits
-from mooring.scheduler.feasibility.needs import needs
+from mooring.scheduler.feasibility import filters, gpu_offers
+from mooring.scheduler.feasibility.filters import closed
+from mooring.scheduler.feasibility.gpu_rules import passing
 from mooring.scheduler.model import Forecast, NodeView, Placement, PlanTime, Request
 from mooring.scheduler.node_changes import with_placement
 from mooring.scheduler.packing import search
@@ -180,9 +180,7 @@ class StartTimes:
         bounds.seen = len(cluster.changes)
 
     def _bound(self, index: int, node: NodeView, request: Request, at: PlanTime) -> float:
-        if node.state is not NodeState.READY or not admits(node, request):
-            return nan
-        if disk.unsuitable(request, node):
+        if closed(node, request):
             return nan
         kind = int(self._cluster.kind_of[index])
         if len(self._cluster.kinds[kind].places) < request.gpu_count:
@@ -196,28 +194,24 @@ class StartTimes:
 
 def _bound(node: NodeView, request: Request, at: PlanTime) -> float:
     """A lower bound of `start_on`, nearly always equal to it. It sums up what ends, and builds no nodes."""
-    cpu_milli, memory_mib = needs(request, node)
-    cpu_lacks, memory_lacks = cpu_milli - node.cpu_milli_free, memory_mib - node.memory_mib_free
-    disk_lacks = disk.lacking(request, node)
-    free = {
-        gpu.uuid: gpu.milli_free for gpu in node.gpus if gpu.healthy and gpu_offers.would_do(gpu, request)
-    }
+    free = {gpu.uuid: gpu.milli_free for gpu in passing(node.gpus, request) if gpu.healthy}
     if len(free) < request.gpu_count:
         return nan
-    lacks = request.gpu_count - sum(milli >= request.gpu_milli for milli in free.values())
-    if max(lacks, cpu_lacks, memory_lacks, disk_lacks) <= 0:
+    lacks = request.gpu_count - sum([milli >= request.gpu_milli for milli in free.values()])
+    short = [
+        (amount, returned)
+        for lacking, returned in filters.RULES.amounts
+        if (amount := lacking(node, request)) > 0
+    ]
+    if lacks <= 0 and not short:
         return at.now
-    for end, running in sorted(
-        ((expected_end(each, at), each) for each in node.running), key=lambda ended: ended[0]
-    ):
-        cpu_lacks -= running.cpu_milli
-        memory_lacks -= running.memory_mib
-        disk_lacks -= running.disk_mib
+    for end, running in sorted([(expected_end(each, at), each) for each in node.running], key=itemgetter(0)):
+        short = [(left, returned) for amount, returned in short if (left := amount - returned(running)) > 0]
         for allocation in running.allocations:
             if allocation.gpu_uuid in free:
                 before = free[allocation.gpu_uuid]
                 free[allocation.gpu_uuid] = before + allocation.milli
                 lacks -= before < request.gpu_milli <= before + allocation.milli
-        if max(lacks, cpu_lacks, memory_lacks, disk_lacks) <= 0:
+        if lacks <= 0 and not short:
             return end
     return nan

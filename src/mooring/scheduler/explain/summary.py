@@ -1,6 +1,6 @@
 """Summarize in one sentence why no node can host a request.
 
-The sentence is about the last stage of `STAGES` that any node reaches, and the nodes that reach it. Permanent
+The sentence is about the last `Stage` that any node reaches, and the nodes that reach it. Permanent
 obstacles come first: that the only node with an H200 is cordoned says more than that ready nodes have none.
 """
 
@@ -10,22 +10,11 @@ from dataclasses import dataclass
 
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.explain import phrases
-from mooring.scheduler.feasibility import disk, gpu_offers
+from mooring.scheduler.feasibility import filters, gpu_offers, gpu_rules, gpu_shortage
 from mooring.scheduler.feasibility.filters import refusals
-from mooring.scheduler.feasibility.needs import needs, preference
-from mooring.scheduler.feasibility.node_groups import (
-    BESIDE,
-    CAPABILITY,
-    COUNT,
-    FITS,
-    LABELS,
-    MODE,
-    MODEL,
-    RESERVED,
-    SIZE,
-    STATE,
-    Survey,
-)
+from mooring.scheduler.feasibility.needs import disk, needs, preference
+from mooring.scheduler.feasibility.node_groups import Survey
+from mooring.scheduler.feasibility.stages import Stage
 from mooring.scheduler.model import GpuView, NodeView, PlanTime, Request
 
 
@@ -90,9 +79,9 @@ def _on_models(case: _Case) -> str:
 def _gpus_too_small(case: _Case) -> str:
     def largest(node: NodeView) -> int:
         return max(
-            gpu_offers.memory_of(gpu, case.request)
+            gpu_rules.memory_of(gpu, case.request)
             for gpu in node.gpus
-            if preference(case.request, gpu.model) is not None and gpu_offers.right_mode(gpu, case.request)
+            if preference(case.request, gpu.model) is not None and gpu_rules.right_mode(gpu, case.request)
         )
 
     amount, there = case.survey.most(largest)
@@ -134,7 +123,7 @@ def _too_few_gpus(case: _Case) -> str:
 
 def _most_free_share(case: _Case, node: NodeView) -> int:
     gpus = (gpu for of_model in case.suitable(node) for gpu in of_model)
-    return max(phrases.free_share(gpu, case.request, case.at) for gpu in gpus)
+    return max(gpu_shortage.free_share(gpu, case.request, case.at) for gpu in gpus)
 
 
 def _free(gpus: Sequence[GpuView], request: Request, at: PlanTime) -> int:
@@ -147,7 +136,7 @@ def _free(gpus: Sequence[GpuView], request: Request, at: PlanTime) -> int:
 def _none_left(case: _Case) -> str:
     """Mentions reserved GPUs and those shared by another project: they look free in other views."""
     reasons = {
-        phrases.why_not(gpu, case.request, case.at)
+        gpu_shortage.why_not(gpu, case.request, case.at)
         for example in case.survey.groups_left()
         for of_model in case.suitable(example)
         for gpu in of_model
@@ -159,15 +148,16 @@ def _none_left(case: _Case) -> str:
 def _too_little_beside(case: _Case) -> str:
     request, beside = case.request, ""
     left = [case.survey.node(index) for index in case.survey.left()]
-    closest = min(left, key=lambda node: (_lack(node, request), node.id))
+    lacking = [(_lacks(node, request), node) for node in left]
+    _, _, _, closest = min((len(lacks), sum(lacks.values()), node.id, node) for lacks, node in lacking)
     if request.gpu_count:
         wanted = phrases.cpus_and_memory(request.cpu_milli, request.memory_mib)
         beside = f" beside {phrases.gpus(request, free=case.free)}"
     else:
         wanted = phrases.cpus_and_memory(*needs(request, closest))
     # Most requests have no `disk_mib`: disk is mentioned only if a node lacks it.
-    if request.disk_mib is not None or not all(disk.fits(request, node) for node in left):
-        wanted += f" and {phrases.memory(disk.needed(request, closest))} of disk"
+    if request.disk_mib is not None or any("disk" in lacks for lacks, _node in lacking):
+        wanted += f" and {phrases.memory(disk(request, closest))} of disk"
     free = f" {case.free}".rstrip()
     return f"{case.no_node} has {wanted}{free}{beside} (closest: {_failed_checks(case, closest)})"
 
@@ -180,15 +170,14 @@ def _failed_checks(case: _Case, node: NodeView) -> str:
     return f"{node.name}: {', '.join(failed)}"
 
 
-def _lack(node: NodeView, request: Request) -> tuple[int, float]:
-    """How many of CPUs, memory and disk are short, and the sum of the missing fractions."""
-    cpu_milli, memory_mib = needs(request, node)
-    cpu_lacks, memory_lacks = cpu_milli - node.cpu_milli_free, memory_mib - node.memory_mib_free
-    parts = max(0, cpu_lacks) / max(1, cpu_milli) + max(0, memory_lacks) / max(1, memory_mib)
-    disk_needed, disk_lacks = disk.needed(request, node), disk.lacking(request, node)
-    parts += max(0, disk_lacks) / max(1, disk_needed)
-    no_disk = disk_lacks > 0 or disk.unsuitable(request, node)
-    return (cpu_lacks > 0) + (memory_lacks > 0) + no_disk, parts
+def _lacks(node: NodeView, request: Request) -> dict[str, float]:
+    """The missing fraction of each amount of which the node has too little; 0 for other failed rules."""
+    found: dict[str, float] = {}
+    for rule in filters.RULES.all:
+        if rule.stage is Stage.BESIDE and (lacks := rule.lacks(node, request)) > 0:
+            part = lacks / max(1, rule.amount.needed(request, node)) if rule.amount else 0.0
+            found[rule.name] = found.get(rule.name, 0.0) + part
+    return found
 
 
 def _not_its_turn(case: _Case) -> str:
@@ -198,14 +187,14 @@ def _not_its_turn(case: _Case) -> str:
 
 
 _SENTENCES: dict[int, Callable[[_Case], str]] = {
-    LABELS: _no_label,
-    RESERVED: _all_reserved,
-    MODEL: _no_such_gpu,
-    MODE: _no_such_mode,
-    SIZE: _gpus_too_small,
-    CAPABILITY: _not_capable,
-    STATE: _none_ready,
-    COUNT: _too_few_gpus,
-    BESIDE: _too_little_beside,
-    FITS: _not_its_turn,
+    Stage.LABELS: _no_label,
+    Stage.RESERVED: _all_reserved,
+    Stage.MODEL: _no_such_gpu,
+    Stage.MODE: _no_such_mode,
+    Stage.SIZE: _gpus_too_small,
+    Stage.CAPABILITY: _not_capable,
+    Stage.STATE: _none_ready,
+    Stage.COUNT: _too_few_gpus,
+    Stage.BESIDE: _too_little_beside,
+    Stage.FITS: _not_its_turn,
 }

@@ -6,9 +6,9 @@ from dataclasses import replace
 from mooring.scheduler.cluster import ClusterState
 from mooring.scheduler.explain import phrases
 from mooring.scheduler.explain.summary import summarize
-from mooring.scheduler.feasibility import gpu_offers, quotas
-from mooring.scheduler.feasibility.needs import needs
-from mooring.scheduler.feasibility.node_groups import FITS, NodeGroups
+from mooring.scheduler.feasibility import filters, quotas
+from mooring.scheduler.feasibility.node_groups import NodeGroups
+from mooring.scheduler.feasibility.stages import Stage
 from mooring.scheduler.gangs import gangs
 from mooring.scheduler.gangs.room import most_members
 from mooring.scheduler.model import Over, PlanTime, Request, Unplaced
@@ -87,13 +87,13 @@ def unplaced(cluster: ClusterState, node_groups: NodeGroups, request: Request, a
         code = "quota" if over else "no_nodes"
         return Unplaced(request.instance_id, (), ever=False, summary=summary, over=over, code=code)
     if_empty = node_groups.if_empty(request, at)
-    ever = if_empty.last == FITS
+    ever = if_empty.last == Stage.FITS
     if over := over_quota(cluster, node_groups, request, at):
         return Unplaced(request.instance_id, (), ever, phrases.waits_for(over), over, code="quota")
     if not ever:
         summary = f"no node could ever host this: {summarize(if_empty, request, at, free='')}"
         return Unplaced(request.instance_id, (), ever, summary, code="never_placeable")
-    code = "waiting_for_turn" if survey.last == FITS else "waiting_for_capacity"
+    code = "waiting_for_turn" if survey.last == Stage.FITS else "waiting_for_capacity"
     return Unplaced(request.instance_id, (), ever, summarize(survey, request, at), code=code)
 
 
@@ -112,13 +112,10 @@ def _over_where_it_fits(
 ) -> Over | None:
     survey = node_groups.now(request, at)
     overs_of: dict[tuple[int, int], Over | None] = {}
-    fitting = survey.left() if survey.last == FITS else []
+    fitting = survey.left() if survey.last == Stage.FITS else []
     for index in sorted(fitting, key=lambda index: cluster.node(index).id):
         group = int(survey.group[index]), int(cluster.kind_of[index])
         if group not in overs_of:
-            node = cluster.node(index)
-            models = dict.fromkeys(offer.model for offer in gpu_offers.offers(node, request, at))
-            overs = [quotas.over(request, model, *needs(request, node)) for model in models]
-            overs_of[group] = overs[0] if all(overs) else None
+            overs_of[group] = filters.over_quota(cluster.node(index), request, at)
     # If one of them is within the quota, something else keeps the request out.
     return next(iter(overs_of.values()), None) if all(overs_of.values()) else None

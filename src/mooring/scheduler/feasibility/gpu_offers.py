@@ -2,28 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Protocol
 
 from mooring.core.instance.spec import WHOLE_MILLI
+from mooring.scheduler.feasibility.gpu_rules import passing
 from mooring.scheduler.feasibility.needs import preference
-from mooring.scheduler.model import GpuAllocation, GpuView, MigView, NodeView, PlanTime, Request
+from mooring.scheduler.model import GpuAllocation, GpuView, NodeView, PlanTime, Request
 from mooring.scheduler.packing import links
-
-
-class GpuTraits(Protocol):
-    """The constant properties of a GPU."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def memory_mib(self) -> int: ...
-    @property
-    def compute_capability(self) -> str | None: ...
-    @property
-    def mig_enabled(self) -> bool: ...
-    @property
-    def mig(self) -> tuple[MigView, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,61 +26,14 @@ NO_GPUS = Offer(0, "", (), ())
 def suitable(node: NodeView, request: Request) -> dict[str, list[GpuView]]:
     """The suitable GPUs, in use or not, by model: an allocation has GPUs of one model."""
     found: dict[str, list[GpuView]] = {}
-    for gpu in node.gpus:
-        if would_do(gpu, request):
-            found.setdefault(gpu.model, []).append(gpu)
+    for gpu in passing(node.gpus, request):
+        found.setdefault(gpu.model, []).append(gpu)
     return found
-
-
-def would_do(gpu: GpuTraits, request: Request) -> bool:
-    """Whether a GPU is suitable, in use or not."""
-    return (
-        preference(request, gpu.model) is not None
-        and right_mode(gpu, request)
-        and large_enough(gpu, request)
-        and capable_enough(gpu, request)
-    )
-
-
-def right_mode(gpu: GpuTraits, request: Request) -> bool:
-    """With MIG enabled, only the MIG devices of a GPU are allocated."""
-    if request.mig_profile is None:
-        return not gpu.mig_enabled
-    return gpu.mig_enabled and any(device.profile == request.mig_profile for device in gpu.mig)
-
-
-def memory_of(gpu: GpuTraits, request: Request) -> int:
-    """The memory (MiB) of the GPU, or of the requested MIG device."""
-    return gpu.memory_mib if request.mig_profile is None else mig_memory_mib(request.mig_profile)
-
-
-@lru_cache(maxsize=256)
-def mig_memory_mib(profile: str) -> int:
-    """MiB by the profile's name: 10240 for `1g.10gb`; 0 if the name has no size."""
-    size = profile.partition(".")[2].partition("gb")[0]
-    return int(size) * 1024 if size.isdigit() else 0
-
-
-def large_enough(gpu: GpuTraits, request: Request) -> bool:
-    return request.gpu_min_memory_mib is None or memory_of(gpu, request) >= request.gpu_min_memory_mib
-
-
-def capable_enough(gpu: GpuTraits, request: Request) -> bool:
-    """A GPU of unknown compute capability fails any minimum."""
-    least = request.gpu_min_compute_capability
-    return least is None or (
-        gpu.compute_capability is not None and version(gpu.compute_capability) >= version(least)
-    )
-
-
-@lru_cache(maxsize=256)
-def version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
 def available(gpu: GpuView, request: Request, at: PlanTime) -> int:
     """How many of the requested shares, MIG devices or whole GPUs this GPU can provide now."""
-    return 0 if reserved(gpu, request, at) else available_unreserved(gpu, request)
+    return 0 if gpu.reserved and reserved(gpu, request, at) else available_unreserved(gpu, request)
 
 
 def available_unreserved(gpu: GpuView, request: Request) -> int:
@@ -115,7 +52,7 @@ def available_unowned(gpu: GpuView, request: Request) -> int:
 
 def others_share(gpu: GpuView, request: Request) -> bool:
     """R12: all shares of a GPU belong to one project. MIG devices are exempt: they are isolated."""
-    if request.mig_profile is not None or gpu.free:
+    if gpu.milli_free == WHOLE_MILLI or request.mig_profile is not None:
         return False
     return gpu.project_id != request.project_id
 

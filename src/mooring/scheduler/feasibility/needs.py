@@ -1,10 +1,12 @@
 """What a request takes: on any node, and on a certain node."""
 
 from functools import lru_cache
+from typing import Protocol
 
+from mooring.core.disk import DEFAULT_DISK_MIB, default_disk_mib
 from mooring.core.gpu import model_matches
 from mooring.core.instance.spec import WHOLE_MILLI
-from mooring.core.node import allocatable_memory_mib, fair_share
+from mooring.core.node import fair_share
 from mooring.scheduler.model import NodeView, Request
 
 CPU_ONLY_CPU_MILLI = 1000
@@ -13,6 +15,17 @@ CPU_ONLY_MEMORY_MIB = 1024
 # Saves two regular expressions per GPU: 10 us per node of eight GPUs instead of 49. The cache is bounded
 # because users choose the names.
 matches = lru_cache(maxsize=4096)(model_matches)
+
+
+class Sized(Protocol):
+    """A node, or a kind of nodes."""
+
+    @property
+    def cpu_milli(self) -> int: ...
+    @property
+    def allocatable_mib(self) -> int: ...
+    @property
+    def gpu_count(self) -> int: ...
 
 
 def fixed(request: Request) -> tuple[int | None, int | None]:
@@ -24,23 +37,37 @@ def fixed(request: Request) -> tuple[int | None, int | None]:
     return cpu_milli, memory_mib
 
 
-def needs(request: Request, node: NodeView) -> tuple[int, int]:
+def needs(request: Request, node: Sized) -> tuple[int, int]:
     """CPUs (milli) and memory (MiB) that the request takes on this node.
 
     Omitted amounts are the fair share for its GPUs. GPUs that the node lacks add nothing to it: otherwise
     the node would be refused twice, for GPUs and for CPUs.
     """
-    return needs_beside(request, node.cpu_milli, allocatable_memory_mib(node.memory_mib), len(node.gpus))
+    return cpus(request, node), memory(request, node)
 
 
-def needs_beside(request: Request, cpu_milli: int, memory_mib: int, gpus: int) -> tuple[int, int]:
-    """As `needs`, of a node with these allocatable amounts and number of GPUs."""
-    cpus, memory = fixed(request)
-    if cpus is None:
-        cpus = _share(cpu_milli, request, gpus)
-    if memory is None:
-        memory = _share(memory_mib, request, gpus)
-    return cpus, memory
+def cpus(request: Request, node: Sized) -> int:
+    if request.cpu_milli is not None:
+        return request.cpu_milli
+    return _share(node.cpu_milli, request, node.gpu_count) if request.gpu_count else CPU_ONLY_CPU_MILLI
+
+
+def memory(request: Request, node: Sized) -> int:
+    if request.memory_mib is not None:
+        return request.memory_mib
+    return _share(node.allocatable_mib, request, node.gpu_count) if request.gpu_count else CPU_ONLY_MEMORY_MIB
+
+
+def disk(request: Request, node: NodeView) -> int:
+    """MiB that the request takes on this node. A node that does not report its disk accepts the default."""
+    if request.disk_mib is None:
+        return default_disk_mib(node.disk_mib) * request.stands_for
+    return request.disk_mib
+
+
+def fixed_disk(request: Request) -> int:
+    """MiB that count against quotas, on any node."""
+    return DEFAULT_DISK_MIB * request.stands_for if request.disk_mib is None else request.disk_mib
 
 
 def _share(total: int, request: Request, gpus: int) -> int:

@@ -8,8 +8,7 @@ model of "any GPU") count from placement, which must leave room for the counted 
 from collections.abc import Mapping, Set
 from dataclasses import replace
 
-from mooring.scheduler.feasibility import disk
-from mooring.scheduler.feasibility.needs import fixed, gpu_milli, matches
+from mooring.scheduler.feasibility.needs import fixed, fixed_disk, gpu_milli, matches
 from mooring.scheduler.model import Over, Quota, Request
 
 GPUS = "gpus"
@@ -45,7 +44,7 @@ def _amounts(
         INSTANCES: 1,
         CPUS: cpu_milli,
         MEMORY: memory_mib,
-        DISK: disk.fixed(request),
+        DISK: fixed_disk(request),
     }
     return {name: amount for name, amount in amounts.items() if amount is not None and name in limits}
 

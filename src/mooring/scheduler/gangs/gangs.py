@@ -11,7 +11,7 @@ import numpy as np
 
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.cluster import ClusterState, Mask
-from mooring.scheduler.feasibility import quotas
+from mooring.scheduler.feasibility import masks, quotas
 from mooring.scheduler.feasibility.needs import fixed, gpu_milli
 from mooring.scheduler.model import NodeView, Over, PlanTime, Quota, Request
 from mooring.scheduler.node_changes import with_placement
@@ -185,7 +185,7 @@ def _of_domain(cluster: ClusterState, unit: Unit, domain: Domain, member_nodes: 
     """The sets with enough free GPUs, the one with the fewest first, to keep larger ones free."""
     of_node, values = cluster.groups_by(domain)
     per_node = cluster.numbers(_free_milli, _free_milli)
-    if (admitting := search.admitting(cluster, unit.first)) is not None:
+    if (admitting := masks.passing(cluster, unit.first, permanent=True)) is not None:
         per_node = np.where(admitting, per_node, 0)
     free = np.bincount(of_node, weights=per_node, minlength=len(values))
     # If members run in several of these sets, no set can have all.

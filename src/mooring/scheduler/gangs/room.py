@@ -6,7 +6,7 @@ import numpy as np
 
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.cluster import ClusterState, Ints
-from mooring.scheduler.feasibility.needs import needs_beside
+from mooring.scheduler.feasibility import filters, masks
 from mooring.scheduler.gangs.gangs import swarm
 from mooring.scheduler.model import Request
 from mooring.scheduler.packing import search
@@ -30,15 +30,17 @@ def most_members(cluster: ClusterState, unit: Unit) -> int | None:
 
 def _per_node(cluster: ClusterState, request: Request) -> Ints:
     kinds = np.array([_per_kind(cluster, number, request) for number in range(len(cluster.kinds))], np.int64)
-    present, admitting = cluster.mask("there", lambda _node: True), search.admitting(cluster, request)
+    present, admitting = masks.present(cluster), masks.passing(cluster, request, permanent=True)
     return np.where(present if admitting is None else present & admitting, kinds[cluster.kind_of], 0)
 
 
 def _per_kind(cluster: ClusterState, number: int, request: Request) -> int:
     kind = cluster.kinds[number]
-    cpu_milli, memory_mib = needs_beside(request, kind.cpu_milli, kind.memory_mib, kind.gpu_count)
+    amounts = [rule.amount for rule in filters.RULES.all if rule.amount is not None]
     limits = [
-        total // each for total, each in ((kind.cpu_milli, cpu_milli), (kind.memory_mib, memory_mib)) if each
+        amount.total(kind) // needed
+        for amount in amounts
+        if amount.total is not None and (needed := amount.needed(request, kind))
     ]
     if request.gpu_count:
         limits.append(_by_gpus(cluster, number, request))

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from mooring.core.instance.spec import WHOLE_MILLI
-from mooring.core.node import allocatable_memory_mib
-from mooring.scheduler.feasibility import gpu_offers
+from mooring.scheduler.feasibility import gpu_rules
 from mooring.scheduler.feasibility.needs import preference
 from mooring.scheduler.model import GpuView, MigView, NodeView, Request
 from mooring.scheduler.packing import links
@@ -14,7 +13,6 @@ from mooring.scheduler.packing.shapes import FleetNode, NodeClass
 
 # What is allocated as one unit: a GPU, or a MIG device of one.
 DeviceView = tuple[GpuView, MigView | None]
-Ask = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +35,14 @@ class NodeKind:
     """A node kind. `gpu_count` counts GPUs with MIG enabled once; `places` has their devices."""
 
     cpu_milli: int
-    memory_mib: int
+    allocatable_mib: int
     gpu_count: int
     places: tuple[Place, ...]
 
     @property
     def as_class(self) -> NodeClass:
         keys = tuple(place.key for place in self.places)
-        return NodeClass(self.cpu_milli, self.memory_mib, keys, tuple(map(_size, self.places)))
+        return NodeClass(self.cpu_milli, self.allocatable_mib, keys, tuple(map(_size, self.places)))
 
     @property
     def plain(self) -> bool:
@@ -75,7 +73,7 @@ def kind_of(node: NodeView, devices: list[DeviceView]) -> NodeKind:
         _place(gpu.model, gpu.memory_mib, gpu.compute_capability, device.profile if device else None)
         for gpu, device in devices
     )
-    return NodeKind(node.cpu_milli, allocatable_memory_mib(node.memory_mib), len(node.gpus), places)
+    return NodeKind(node.cpu_milli, node.allocatable_mib, node.gpu_count, places)
 
 
 @lru_cache(maxsize=4096)
@@ -88,8 +86,8 @@ def _place(model: str, memory_mib: int, compute_capability: str | None, profile:
 
 def _size(place: Place) -> int:
     """Orders by memory in GiB (drivers hide a varying few MiB), then by compute capability."""
-    memory_mib = gpu_offers.mig_memory_mib(place.mig[0].profile) if place.mig else place.memory_mib
-    major, minor = (*gpu_offers.version(place.compute_capability or ""), 0, 0)[:2]
+    memory_mib = gpu_rules.mig_memory_mib(place.mig[0].profile) if place.mig else place.memory_mib
+    major, minor = (*gpu_rules.version(place.compute_capability or ""), 0, 0)[:2]
     return (round(memory_mib / 1024) * 100 + major) * 100 + minor
 
 
@@ -113,29 +111,15 @@ def _milli_free(gpu: GpuView, device: MigView | None) -> int:
     return gpu.milli_free if device is None else WHOLE_MILLI * device.free
 
 
-def ask_of(request: Request) -> Ask:
-    """All that decides which places suit a request."""
-    return (
-        request.gpu_models,
-        request.gpu_min_memory_mib,
-        request.gpu_min_compute_capability,
-        request.mig_profile,
-    )
-
-
 def owner_of(request: Request) -> str:
     """The project for shares, since all shares of a GPU belong to one project; else empty."""
     return request.project_id if request.gpu_milli < WHOLE_MILLI else ""
 
 
 def suitable(kind: NodeKind, request: Request) -> Suitable:
-    ranks: dict[str, int] = {}
-    rejected = []
-    for number, place in enumerate(kind.places):
-        rank = preference(request, place.model)
-        if rank is not None and gpu_offers.would_do(place, request):
-            ranks[place.key] = rank
-        else:
-            rejected.append(number)
-    unsuitable = tuple(number for number in rejected if kind.places[number].key in ranks)
+    suited = set(gpu_rules.passing(kind.places, request))
+    ranks = {place.key: preference(request, place.model) or 0 for place in suited}
+    unsuitable = tuple(
+        number for number, place in enumerate(kind.places) if place.key in ranks and place not in suited
+    )
     return Suitable(tuple(sorted((rank, key) for key, rank in ranks.items())), unsuitable)

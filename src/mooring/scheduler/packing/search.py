@@ -10,11 +10,12 @@ import numpy as np
 
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.cluster import ClusterState, Mask
-from mooring.scheduler.feasibility import disk, gpu_offers, quotas
-from mooring.scheduler.feasibility.filters import fitting_offers, has_labels, is_open_to
-from mooring.scheduler.feasibility.needs import fixed, needs, needs_beside, preference
+from mooring.scheduler.feasibility import filters, gpu_offers, quotas
+from mooring.scheduler.feasibility.filters import fitting_offers
+from mooring.scheduler.feasibility.gpu_rules import ask_of
+from mooring.scheduler.feasibility.masks import both, passing
+from mooring.scheduler.feasibility.needs import disk, fixed, needs, preference
 from mooring.scheduler.model import GpuAllocation, GpuView, NodeView, Placement, PlanTime, Request
-from mooring.scheduler.node_changes import empty
 from mooring.scheduler.packing import links, node_classes
 from mooring.scheduler.packing.shapes import Move, Shape
 
@@ -37,17 +38,10 @@ def shape(request: Request) -> Key:
     return (
         request.gpu_count,
         request.gpu_milli,
-        *node_classes.ask_of(request),
+        *ask_of(request),
         request.same_numa,
-        request.cpu_milli,
-        request.memory_mib,
-        *_disk(request),
-        frozenset(request.selector.items()),
+        *[rule.key(request) for rule in filters.RULES.all],
     )
-
-
-def _disk(request: Request) -> Key:
-    return request.disk_mib, request.disk_limits, request.stands_for
 
 
 def key(request: Request) -> Key:
@@ -93,7 +87,7 @@ def best_nodes(cluster: ClusterState, request: Request, count: int) -> list[int]
         move
         for models in search.tiers()
         for fleet_shape, nodes in search.variants(models)
-        for move in cluster.fleet.ranked(fleet_shape, count, _both(nodes, _with_room(cluster, request)))
+        for move in cluster.fleet.ranked(fleet_shape, count, both(nodes, passing(cluster, request)))
     ]
     return list(dict.fromkeys(move.node for move in moves))[:count]
 
@@ -119,7 +113,7 @@ class _Search:
         self._request = request
         self._at = at
         self._allowed = allowed
-        self._among = _both(_both(among, _with_room(cluster, request)), _near_enough(cluster, request))
+        self._among = both(both(among, passing(cluster, request)), _near_enough(cluster, request))
 
     def best(self) -> Found | None:
         return self._best(self._among, self._blocked())
@@ -213,7 +207,7 @@ class _Search:
                 for fleet_shape, nodes in self.variants(keys)
                 if (
                     move := self._cluster.fleet.best(
-                        fleet_shape, _without(self._cluster, _both(among, nodes), rejected), blocked
+                        fleet_shape, _without(self._cluster, both(among, nodes), rejected), blocked
                     )
                 )
             ]
@@ -243,19 +237,15 @@ class _Search:
         if not with_mig or (cpu_milli is not None and memory_mib is not None):
             return [(plain, self._within_shares())]
         kind_of = self._cluster.kind_of
-        mask = _both(~np.isin(kind_of, with_mig), self._within_shares())
+        mask = both(~np.isin(kind_of, with_mig), self._within_shares())
         variants: list[tuple[Shape, Mask | None]] = [(plain, mask)]
         by_needs: dict[tuple[int, int], list[int]] = {}
         for number in with_mig:
-            by_needs.setdefault(self._needs_of(number), []).append(number)
+            by_needs.setdefault(needs(self._request, self._cluster.kinds[number]), []).append(number)
         for kind_needs, numbers in sorted(by_needs.items()):
-            mask = _both(np.isin(kind_of, numbers), self._within_shares())
+            mask = both(np.isin(kind_of, numbers), self._within_shares())
             variants.append((replace(plain, cpu_milli=kind_needs[0], memory_mib=kind_needs[1]), mask))
         return variants
-
-    def _needs_of(self, number: int) -> tuple[int, int]:
-        kind = self._cluster.kinds[number]
-        return needs_beside(self._request, kind.cpu_milli, kind.memory_mib, kind.gpu_count)
 
     def _within_shares(self) -> Mask | None:
         """The nodes on which the default CPUs and memory are within the quota; None: all."""
@@ -269,7 +259,7 @@ class _Search:
 
     def kinds_within_shares(self) -> tuple[bool, ...]:
         return tuple(
-            not quotas.over(self._request, "", *self._needs_of(number))
+            not quotas.over(self._request, "", *needs(self._request, self._cluster.kinds[number]))
             for number in range(len(self._cluster.kinds))
         )
 
@@ -308,7 +298,7 @@ def placement(
     cpu_milli, memory_mib = needs(request, node)
     score = _link_score(node, offer.model, given)
     return Placement(
-        request.instance_id, node.id, given, cpu_milli, memory_mib, score, disk_mib=disk.needed(request, node)
+        request.instance_id, node.id, given, cpu_milli, memory_mib, score, disk_mib=disk(request, node)
     )
 
 
@@ -323,55 +313,11 @@ def _last_of(node: NodeView) -> list[int]:
     return [place for place, (gpu, _device) in enumerate(node_classes.places_of(node)) if gpu.last]
 
 
-def admitting(cluster: ClusterState, request: Request) -> Mask | None:
-    """The nodes that `filters.admits` accepts; None: all."""
-    return _both(labelled(cluster, request), open_to(cluster, request))
-
-
-def labelled(cluster: ClusterState, request: Request) -> Mask | None:
-    """The nodes with the requested labels; None: no labels are requested."""
-    if not request.selector:
-        return None
-    wanted = frozenset(request.selector.items())
-    return cluster.mask(("selector", wanted), lambda node: has_labels(node, request))
-
-
-def open_to(cluster: ClusterState, request: Request) -> Mask | None:
-    """The nodes that are not reserved for other projects; None: all."""
-    closed = [index for index in cluster.reserved if not is_open_to(cluster.node(index), request.project_id)]
-    if not closed:
-        return None
-    mask = np.ones(len(cluster), np.bool_)
-    mask[closed] = False
-    return mask
-
-
-def short_of_disk(cluster: ClusterState, request: Request, *, if_empty: bool = False) -> Mask:
-    """The nodes without enough free disk now or, with `if_empty`, even without any instances."""
-
-    def lacks(node: NodeView) -> bool:
-        return not disk.fits(request, empty(node) if if_empty else node)
-
-    return cluster.mask(("short of disk", if_empty, _disk(request)), lacks)
-
-
-def _with_room(cluster: ClusterState, request: Request) -> Mask | None:
-    """The nodes that admit the request and have enough free disk; None: all."""
-    short = short_of_disk(cluster, request)
-    return _both(admitting(cluster, request), ~short if short.any() else None)
-
-
 def _near_enough(cluster: ClusterState, request: Request) -> Mask | None:
     if not request.same_numa or request.gpu_count < 2:
         return None
-    mask_key = ("near enough", node_classes.ask_of(request), request.gpu_count)
+    mask_key = ("near enough", ask_of(request), request.gpu_count)
     return cluster.mask(mask_key, lambda node: gpu_offers.near_enough(node, request))
-
-
-def _both(a: Mask | None, b: Mask | None) -> Mask | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a & b
 
 
 def _without(cluster: ClusterState, among: Mask | None, rejected: list[int]) -> Mask | None:
