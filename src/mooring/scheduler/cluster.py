@@ -174,12 +174,16 @@ class ClusterState:
             self._classes.append(kind.as_class)
         return number
 
-    def suitable(self, number: int, request: Request) -> Suitable:
-        """Which parts of the node kind with this number suit the request."""
-        key = number, ask_of(request)
-        found = self._suitable.get(key)
-        if found is None:
-            found = self._suitable[key] = suitable(self.kinds[number], request)
+    def suitable(self, request: Request) -> list[Suitable]:
+        """By the number of each node kind: which parts of it suit the request."""
+        ask = ask_of(request)
+        return [
+            self._suitable.get((number, ask)) or self._suit(number, ask, request)
+            for number in range(len(self.kinds))
+        ]
+
+    def _suit(self, number: int, ask: Ask, request: Request) -> Suitable:
+        found = self._suitable[number, ask] = suitable(self.kinds[number], request)
         return found
 
     @contextmanager

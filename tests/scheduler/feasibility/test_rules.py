@@ -79,8 +79,8 @@ def test_the_rules_of_a_gpu_leave_gpus_or_refuse(there: NodeView, asked: Request
         gpu for gpu in there.gpus if all(each.passes(gpu, asked) for each in GPU_RULES if each.key(asked))
     ]
     assert (gpu_rules.refusal(there.gpus, asked) is None) == bool(left)
-    kind = cached((there,)).cluster
-    assert bool(kind.suitable(int(kind.kind_of[0]), asked).models) == bool(left)
+    (of_kind,) = cached((there,)).cluster.suitable(asked)
+    assert bool(of_kind.models) == bool(left)
 
 
 @property_of

@@ -167,13 +167,11 @@ class DeferralPlanner:
 
     def _kinds_for(self, member: Request) -> frozenset[int]:
         """The node kinds that have what it asks for, in use or not."""
-        cluster = self._cluster
         key = ask_of(member) if member.gpu_count else ()
         if key not in self._kinds_of:
+            of_kinds = enumerate(self._cluster.suitable(member))
             self._kinds_of[key] = frozenset(
-                number
-                for number in range(len(cluster.kinds))
-                if not member.gpu_count or cluster.suitable(number, member).models
+                number for number, of_kind in of_kinds if not member.gpu_count or of_kind.models
             )
         return self._kinds_of[key]
 

@@ -28,7 +28,7 @@ from mooring.scheduler.feasibility.gpu_rules import passing
 from mooring.scheduler.model import Forecast, NodeView, Placement, PlanTime, Request
 from mooring.scheduler.node_changes import with_placement
 from mooring.scheduler.packing import search
-from mooring.scheduler.packing.node_classes import owner_of
+from mooring.scheduler.packing.node_classes import Suitable, owner_of
 from mooring.scheduler.units import Unit
 
 # Start times of a shape for 10,000 nodes take 80 kB.
@@ -174,18 +174,21 @@ class StartTimes:
         outdated = set(cluster.changes[bounds.seen :]) | cluster.with_holds
         # A bound in the past must become the present, or rise if it was the end of an instance that is stuck.
         outdated.update(np.flatnonzero(bounds.values <= at.now + at.overhead_s).tolist())
+        suitable = cluster.suitable(request) if request.gpu_count and outdated else []
         for index in outdated:
             node = cluster.nodes[index]
-            bounds.values[index] = nan if node is None else self._bound(index, node, request, at)
+            bounds.values[index] = nan if node is None else self._bound(index, node, request, at, suitable)
         bounds.seen = len(cluster.changes)
 
-    def _bound(self, index: int, node: NodeView, request: Request, at: PlanTime) -> float:
+    def _bound(
+        self, index: int, node: NodeView, request: Request, at: PlanTime, suitable: Sequence[Suitable]
+    ) -> float:
         if closed(node, request):
             return nan
         kind = int(self._cluster.kind_of[index])
         if len(self._cluster.kinds[kind].places) < request.gpu_count:
             return nan
-        if request.gpu_count and not self._cluster.suitable(kind, request).models:
+        if request.gpu_count and not suitable[kind].models:
             return nan
         if request.mig_profile is not None or index in self._cluster.with_holds:
             return at.now
@@ -206,7 +209,8 @@ def _bound(node: NodeView, request: Request, at: PlanTime) -> float:
     if lacks <= 0 and not short:
         return at.now
     for end, running in sorted([(expected_end(each, at), each) for each in node.running], key=itemgetter(0)):
-        short = [(left, returned) for amount, returned in short if (left := amount - returned(running)) > 0]
+        if short:
+            short = [(left, freed) for amount, freed in short if (left := amount - freed(running)) > 0]
         for allocation in running.allocations:
             if allocation.gpu_uuid in free:
                 before = free[allocation.gpu_uuid]

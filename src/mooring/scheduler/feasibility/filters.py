@@ -48,6 +48,7 @@ class NodeRules:
 
     def __init__(self, *rules: NodeRule) -> None:
         self.all = rules
+        self.last_first = tuple(sorted(rules, key=attrgetter("stage"), reverse=True))
         self.lacks = tuple(rule.lacks for rule in rules)
         self.conditions = tuple(rule.lacks for rule in rules if rule.amount is None)
         self.amounts = tuple((rule.lacks, rule.amount.returned) for rule in rules if rule.amount is not None)

@@ -52,29 +52,28 @@ def stages(cluster: ClusterState, request: Request, *, if_empty: bool = False) -
     Args:
         if_empty: as if each node were as `node_changes.empty` makes it.
     """
-    found = np.where(present(cluster), int(Stage.FITS), -1)
+    found = np.full(len(cluster), int(Stage.FITS))
     others: list[NodeRule] = []
-    for rule in filters.RULES.all:
+    for rule in filters.RULES.last_first:
         if rule.amount is not None and rule.amount.total is not None:
-            failed: Mask | None = _short(
-                cluster, rule.amount, request, rule.amount.total if if_empty else None
-            )
+            total = rule.amount.total if if_empty else None
+            failed: Mask | None = _short(cluster, rule.amount, request, total)
         elif rule.permanent or not if_empty:
             failed = failing(cluster, rule, request)
         else:
             others.append(rule)
             continue
         if failed is not None:
-            found[failed] = np.minimum(found[failed], rule.stage)
-    if not others:
-        return found
+            found[failed] = int(rule.stage)
 
     def first(node: NodeView) -> int:
         emptied = empty(node)
         return min((rule.stage for rule in others if rule.lacks(emptied, request) > 0), default=Stage.FITS)
 
-    key = tuple([(rule.lacks, rule.key(request)) for rule in others])
-    return np.minimum(found, cluster.numbers(("if empty", key), first))
+    if others:
+        key = tuple([(rule.lacks, rule.key(request)) for rule in others])
+        found = np.minimum(found, cluster.numbers(("if empty", key), first))
+    return np.where(present(cluster), found, -1)
 
 
 def _short(

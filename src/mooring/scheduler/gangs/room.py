@@ -10,6 +10,7 @@ from mooring.scheduler.feasibility import filters, masks
 from mooring.scheduler.gangs.gangs import swarm
 from mooring.scheduler.model import Request
 from mooring.scheduler.packing import search
+from mooring.scheduler.packing.node_classes import NodeKind, Suitable
 from mooring.scheduler.units import Unit
 
 
@@ -29,13 +30,13 @@ def most_members(cluster: ClusterState, unit: Unit) -> int | None:
 
 
 def _per_node(cluster: ClusterState, request: Request) -> Ints:
-    kinds = np.array([_per_kind(cluster, number, request) for number in range(len(cluster.kinds))], np.int64)
+    of_kinds = zip(cluster.kinds, cluster.suitable(request), strict=True)
+    kinds = np.array([_per_kind(kind, suitable, request) for kind, suitable in of_kinds], np.int64)
     present, admitting = masks.present(cluster), masks.passing(cluster, request, permanent=True)
     return np.where(present if admitting is None else present & admitting, kinds[cluster.kind_of], 0)
 
 
-def _per_kind(cluster: ClusterState, number: int, request: Request) -> int:
-    kind = cluster.kinds[number]
+def _per_kind(kind: NodeKind, suitable: Suitable, request: Request) -> int:
     amounts = [rule.amount for rule in filters.RULES.all if rule.amount is not None]
     limits = [
         amount.total(kind) // needed
@@ -43,16 +44,15 @@ def _per_kind(cluster: ClusterState, number: int, request: Request) -> int:
         if amount.total is not None and (needed := amount.needed(request, kind))
     ]
     if request.gpu_count:
-        limits.append(_by_gpus(cluster, number, request))
+        limits.append(_by_gpus(kind, suitable, request))
     return min(limits, default=0)
 
 
-def _by_gpus(cluster: ClusterState, number: int, request: Request) -> int:
-    suitable = cluster.suitable(number, request)
+def _by_gpus(kind: NodeKind, suitable: Suitable, request: Request) -> int:
     models = {model for _rank, model in suitable.models}
     places = Counter(
         place.key
-        for index, place in enumerate(cluster.kinds[number].places)
+        for index, place in enumerate(kind.places)
         if place.key in models and index not in suitable.unsuitable
     )
     if request.mig_profile is None and request.gpu_milli < WHOLE_MILLI:

@@ -113,6 +113,7 @@ class _Search:
         self._request = request
         self._at = at
         self._allowed = allowed
+        self._suitable = cluster.suitable(request) if request.gpu_count else []
         self._among = both(both(among, passing(cluster, request)), _near_enough(cluster, request))
 
     def best(self) -> Found | None:
@@ -163,8 +164,8 @@ class _Search:
             yield frozenset()
             return
         ranks: dict[str, int] = {}
-        for number in range(len(self._cluster.kinds)):
-            for rank, model in self._cluster.suitable(number, self._request).models:
+        for of_kind in self._suitable:
+            for rank, model in of_kind.models:
                 if self._within_quota(model):
                     ranks[model] = rank
         for rank in sorted(set(ranks.values())):
@@ -176,15 +177,13 @@ class _Search:
         return self._request.quota is None or not quotas.over(self._request, name, 0, 0)
 
     def _unsuitable(self, index: int) -> tuple[int, ...]:
-        return self._cluster.suitable(int(self._cluster.kind_of[index]), self._request).unsuitable
+        return self._suitable[int(self._cluster.kind_of[index])].unsuitable
 
     def _blocked(self) -> dict[int, tuple[int, ...]]:
         if not self._request.gpu_count:
             return {}
         unsuitable = {
-            number: places
-            for number in range(len(self._cluster.kinds))
-            if (places := self._cluster.suitable(number, self._request).unsuitable)
+            number: of_kind.unsuitable for number, of_kind in enumerate(self._suitable) if of_kind.unsuitable
         }
         numbers = self._cluster.kind_of.tolist() if unsuitable else ()
         blocked = {index: unsuitable[number] for index, number in enumerate(numbers) if number in unsuitable}
