@@ -53,6 +53,11 @@ def wait_for_memory(reader: NvmlGpuReader, *, mib: int) -> None:
     wait_until(is_reported)
 
 
+def _processes(reader: NvmlGpuReader) -> list[object]:
+    reading = reader.fresh(5)
+    return list(reading.samples[0]["processes"] or ()) if reading else []
+
+
 # --- one GPU
 
 
@@ -105,6 +110,7 @@ def test_after_a_restart_the_agent_knows_the_containers_processes(
 ) -> None:
     with process() as own, process() as foreign:
         nvml.write(*TWO_GPUS, f"process 0 compute {own} 1", f"process 0 compute {foreign} 1")
+        wait_until(lambda: len(_processes(reader)) == 2)
         gate = ReleaseGate(reader, lambda pid: ENDED.container_id if pid == own else None, within_s=0.3)
         busy = gate.wait(ENDED, [GPU])
     assert f"{own} (" in busy[GPU] and f"{foreign} (" not in busy[GPU]
