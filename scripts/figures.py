@@ -36,11 +36,16 @@ def _refusal_codes(trees: dict[str, ast.Module]) -> list[str]:
     found = {
         node.value
         for name, tree in trees.items()
-        if name.startswith("scheduler/") and name.endswith("filters.py")
+        if name.startswith("scheduler/") and name.endswith(("filters.py", "gpu_rules.py", "gpu_shortage.py"))
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and REASONS.fullmatch(node.value)
     }
-    return sorted(found)
+    fields = {
+        node.target.id
+        for node in ast.walk(trees["scheduler/model.py"])
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    return sorted(found - fields)
 
 
 def names_used_twice(trees: dict[str, ast.Module]) -> dict[str, list[str]]:
