@@ -91,6 +91,20 @@ def test_a_restarted_agent_does_not_join_again(server: TinyControlPlane, tmp_pat
             assert ended(process)[0] == 0
 
 
+def test_a_signal_that_interrupts_the_wait_for_it_ends_the_wait() -> None:
+    """The handler runs in the main thread, here while that thread holds the lock of the event."""
+    program = """
+import signal, threading
+from mooring.agent import main
+stopping = threading.Event()
+main._stop_on_signals(stopping, None)
+with stopping._cond:
+    signal.raise_signal(signal.SIGTERM)
+raise SystemExit(0 if stopping.wait(10) else 1)
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=30, check=False).returncode == 0
+
+
 def test_an_unreachable_control_plane_is_logged_once(server: TinyControlPlane, tmp_path: Path) -> None:
     server.failure = (503, "database_unavailable")
     with agent(server, tmp_path) as process:

@@ -355,10 +355,18 @@ def _own_token(settings: AgentSettings) -> str | None:
 
 def _stop_on_signals(stopping: threading.Event, parent_fd: int | None) -> None:
     if threading.current_thread() is threading.main_thread():
+        read_fd, write_fd = os.pipe()
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stopping.set())
+            # Setting the event here would deadlock if the signal interrupts the main thread inside `wait`.
+            signal.signal(number, lambda *_: os.write(write_fd, b"."))
+        threading.Thread(target=_await_signal, args=[read_fd, stopping], name="signals", daemon=True).start()
     if parent_fd is not None:
         threading.Thread(target=_await_parent, args=[parent_fd, stopping], name="parent", daemon=True).start()
+
+
+def _await_signal(read_fd: int, stopping: threading.Event) -> None:
+    os.read(read_fd, 1)
+    stopping.set()
 
 
 def _await_parent(parent_fd: int, stopping: threading.Event) -> None:
