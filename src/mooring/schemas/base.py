@@ -70,7 +70,7 @@ def timestamp_of(seconds: float | None) -> str | None:
     if seconds is None:
         return None
     try:
-        # Rounded, as floats of late times are off by microseconds.
+        # Round: the float of a time in the far future is a few microseconds off.
         return timestamp(_EPOCH + timedelta(milliseconds=round(seconds * 1000)))
     except OverflowError:
         return None

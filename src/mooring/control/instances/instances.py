@@ -105,7 +105,7 @@ def patch(
     if changes.keys() != {"labels"}:
         group_members.require_not_in_group(session, "change", access, row)
     concurrency.require_current_version("instance", row.version, if_match)
-    before, stored = _present(row, changes), storage.size(row.spec, row.labels)
+    before, stored = _values(row, changes), storage.size(row.spec, row.labels)
     if changes.get("name", row.name) != row.name:
         admission.require_free_names(session, row.project_id, [changes["name"]])
         row.name = changes["name"]
@@ -119,12 +119,12 @@ def patch(
         row.max_duration_s = changes["max_duration_s"]
         row.expires_at = _expiry(row)
         reserved_gpus.require_no_overrun(session, row, row.started_at)
-    row.spec = {**row.spec, **_present(row, [name for name in CHANGEABLE_FIELDS if name in changes])}
+    row.spec = {**row.spec, **_values(row, [name for name in CHANGEABLE_FIELDS if name in changes])}
     if row.node_id is not None and row.state in HOLDS_GPUS:
         revisions.changed(session, row.node_id)
     touch(session, row)
     _count_patched(session, row, stored, labelled="labels" in changes)
-    was, became = audit_log.changes(before, _present(row, changes))
+    was, became = audit_log.changes(before, _values(row, changes))
     audit_log.record(session, access, row.id, row.project_id, before=was, after=became)
     return row
 
@@ -135,7 +135,7 @@ def _count_patched(session: Session, row: Instance, stored_before: int, *, label
     storage.add(session, row.project_id, stored=stored, written=written)
 
 
-def _present(row: Instance, names: Iterable[str]) -> dict[str, Any]:
+def _values(row: Instance, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(row, name) for name in names}
 
 

@@ -167,11 +167,12 @@ class DeferralPlanner:
 
     def _kinds_for(self, member: Request) -> frozenset[int]:
         """The node kinds that have what it asks for, in use or not."""
-        key = ask_of(member) if member.gpu_count else ()
+        if not member.gpu_count:
+            return frozenset(range(len(self._cluster.kinds)))
+        key = ask_of(member)
         if key not in self._kinds_of:
-            of_kinds = enumerate(self._cluster.suitable(member))
             self._kinds_of[key] = frozenset(
-                number for number, of_kind in of_kinds if not member.gpu_count or of_kind.models
+                number for number, of_kind in enumerate(self._cluster.suitable(member)) if of_kind.models
             )
         return self._kinds_of[key]
 

@@ -38,7 +38,7 @@ class NodeRule:
     # What decides in the request, apart from its project; None: all nodes pass.
     key: Callable[[Request], Hashable] = lambda _request: ()
     permanent: bool = False  # an admin's setting decides, whatever the node reports
-    amount: Amount | None = None  # null: what runs on the node does not matter
+    amount: Amount | None = None  # None: what runs on the node does not matter
     among: Callable[[ClusterState], Collection[int]] | None = None  # the only nodes that can fail
     in_fleet: bool = False  # the fleet computes it itself
 

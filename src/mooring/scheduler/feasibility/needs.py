@@ -47,15 +47,15 @@ def needs(request: Request, node: Sized) -> tuple[int, int]:
 
 
 def cpus(request: Request, node: Sized) -> int:
-    if request.cpu_milli is not None:
-        return request.cpu_milli
-    return _share(node.cpu_milli, request, node.gpu_count) if request.gpu_count else CPU_ONLY_CPU_MILLI
+    """CPUs (milli) that the request takes on this node."""
+    amount = request.cpu_milli if request.gpu_count else fixed(request)[0]
+    return _share(node.cpu_milli, request, node.gpu_count) if amount is None else amount
 
 
 def memory(request: Request, node: Sized) -> int:
-    if request.memory_mib is not None:
-        return request.memory_mib
-    return _share(node.allocatable_mib, request, node.gpu_count) if request.gpu_count else CPU_ONLY_MEMORY_MIB
+    """MiB of memory that the request takes on this node."""
+    amount = request.memory_mib if request.gpu_count else fixed(request)[1]
+    return _share(node.allocatable_mib, request, node.gpu_count) if amount is None else amount
 
 
 def disk(request: Request, node: NodeView) -> int:

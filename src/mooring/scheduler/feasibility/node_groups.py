@@ -9,18 +9,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from cachetools import LRUCache
-from numpy.typing import NDArray
 
 from mooring.core.instance.spec import WHOLE_MILLI
-from mooring.scheduler.cluster import ClusterState, grown
+from mooring.scheduler.cluster import ClusterState, Ints, grown
 from mooring.scheduler.feasibility import filters, masks
 from mooring.scheduler.feasibility.gpu_rules import ask_of
 from mooring.scheduler.feasibility.stages import Stage
 from mooring.scheduler.model import GpuView, NodeView, PlanTime, Request
 from mooring.scheduler.node_changes import empty
 from mooring.scheduler.packing.node_classes import owner_of
-
-Ints = NDArray[np.int64]
 
 # Different requests whose stages are cached.
 _MAX_CACHED = 512
