@@ -11,7 +11,7 @@ ARGS ?=
 # The interpreter of a new .venv; empty: the first suitable one in PATH.
 PYTHON ?=
 export PYTHON
-# The tests start hundreds of processes: compiled modules are reused, also where the environment disables it.
+# The tests start hundreds of processes, which reuse compiled modules: write them even if the environment forbids it.
 unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets

@@ -75,8 +75,8 @@ def main(rounds: int) -> int:
                 abuses.enter_context(abuse(made, attacker))
             abused = measure(victim, rounds)
             print(f"{rounds} rounds, idle -> abused")
-            held = [report(what, idle[what], abused[what]) for what in idle]
-        return 0 if all(held) else 1
+            passed = [report(what, idle[what], abused[what]) for what in idle]
+        return 0 if all(passed) else 1
 
 
 def report(what: str, idle: list[float], abused: list[float]) -> bool:

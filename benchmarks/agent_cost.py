@@ -22,11 +22,11 @@ def main(seconds: float) -> int:
         resident = sum(process.memory_info().rss for process in processes) / 2**20
         shared = sum(process.memory_full_info().pss for process in processes) / 2**20
     print(f"{len(processes)} processes, {resident:.0f} MiB resident ({shared:.0f} MiB proportional)")
-    held = [
+    passed = [
         verdict("agent's CPU", share, 1, " % of a core"),
         verdict("agent's resident memory", resident, 120, " MiB"),
     ]
-    return 0 if all(held) else 1
+    return 0 if all(passed) else 1
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m benchmarks.decisions [--docs FOLDER]
 
-Fills a cluster of nodes with eight GPUs to nine tenths with mixed requests; then as many end as are placed.
+Fills nine tenths of a cluster of nodes with eight GPUs with mixed requests; then as many end as are placed.
 In such a busy cluster, nearly all nodes have different states and some requests must wait. Measures whole
 plans, as the loop makes them (`schedule()` with up to 1,000 pending instances and a warm cache), and
 decisions of the fleet alone, which selects the node and the GPUs. One process without a database;
@@ -32,12 +32,12 @@ from mooring.scheduler.schedule import schedule
 
 SIZES = (100, 200, 500, 1000, 2000, 5000, 10_000)
 FILLED = 0.9
-KINDS = (
+CLASSES = (
     NodeClass(96_000, 786_432, ("A100",) * 8),
     NodeClass(128_000, 1_048_576, ("H100",) * 8),
     NodeClass(192_000, 2_097_152, ("H100",) * 8),
 )
-# GPUs, thousandths of each, CPUs (milli), and how often.
+# GPUs, thousandths of each, CPUs (milli), and how often (relative).
 MIX = (
     (1, WHOLE_MILLI, 8000, 25),
     (1, WHOLE_MILLI, 12_000, 20),
@@ -66,20 +66,20 @@ HEAD = (
 class Rate:
     nodes: int
     seconds: float
-    waits: list[float]  # seconds per decision
+    latencies_s: list[float]  # of each decision
     filling: float  # placements per second in whole plans, while the cluster fills
     busy: float  # the same in the full cluster
 
     def line(self) -> str:
-        waits = sorted(self.waits)
-        median, high = waits[len(waits) // 2], waits[int(len(waits) * 0.99)]
-        each = f"{1e6 * median:9.0f} | {1e6 * high:6.0f}"
+        latencies_s = sorted(self.latencies_s)
+        median, p99 = latencies_s[len(latencies_s) // 2], latencies_s[int(len(latencies_s) * 0.99)]
+        times = f"{1e6 * median:9.0f} | {1e6 * p99:6.0f}"
         rates = f"{self.filling:9,.0f} | {self.busy:6,.0f} | {self.alone:7,.0f}"
-        return f"| {self.nodes:6,} | {8 * self.nodes:6,} | {rates} | {each} |"
+        return f"| {self.nodes:6,} | {8 * self.nodes:6,} | {rates} | {times} |"
 
     @property
     def alone(self) -> float:
-        return len(self.waits) / self.seconds
+        return len(self.latencies_s) / self.seconds
 
 
 def requests(seed: int) -> Iterator[Shape]:
@@ -93,59 +93,61 @@ def requests(seed: int) -> Iterator[Shape]:
 
 
 def measure(nodes: int, decisions: int) -> Rate:
-    seconds, waits = alone(nodes, decisions)
-    return Rate(nodes, seconds, waits, *planned(nodes, decisions))
+    seconds, latencies_s = alone(nodes, decisions)
+    return Rate(nodes, seconds, latencies_s, *planned(nodes, decisions))
 
 
 def alone(nodes: int, decisions: int, seed: int = 1) -> tuple[float, list[float]]:
-    """Seconds in total, and per decision."""
+    """Measure decisions of the fleet alone: seconds in total, and of each decision."""
     dice = random.Random(seed)
-    asked = requests(seed)
+    shapes = requests(seed)
     demand = Demand()
     fleet = Fleet(potential=demand.potential)
     fleet.refresh(
-        FleetNode(f"node-{number}", kind, kind.cpu_milli, kind.memory_mib, (WHOLE_MILLI,) * 8)
+        FleetNode(
+            f"node-{number}", node_class, node_class.cpu_milli, node_class.memory_mib, (WHOLE_MILLI,) * 8
+        )
         for number in range(nodes)
-        for kind in [KINDS[number % len(KINDS)]]
+        for node_class in [CLASSES[number % len(CLASSES)]]
     )
     running: list[tuple[Move, Shape]] = []
     allocated = 0
     while allocated < FILLED * nodes * 8 * WHOLE_MILLI:
-        shape = next(asked)
+        shape = next(shapes)
         if placed := _place(fleet, demand, shape):
             running.append((placed, shape))
             allocated += shape.gpus * shape.gpu_milli
-    waits: list[float] = []
+    latencies_s: list[float] = []
     seconds = 0.0
-    while len(waits) < decisions:
+    while len(latencies_s) < decisions:
         while allocated > FILLED * nodes * 8 * WHOLE_MILLI:
             at = dice.randrange(len(running))
             running[at], running[-1] = running[-1], running[at]
             move, shape = running.pop()
             fleet.give_back(move, shape)
             allocated -= shape.gpus * shape.gpu_milli
-        shape = next(asked)
+        shape = next(shapes)
         began = time.perf_counter()
         found = _place(fleet, demand, shape)
-        waits.append(time.perf_counter() - began)
-        seconds += waits[-1]
+        latencies_s.append(time.perf_counter() - began)
+        seconds += latencies_s[-1]
         if found:
             running.append((found, shape))
             allocated += shape.gpus * shape.gpu_milli
-    return seconds, waits
+    return seconds, latencies_s
 
 
 def _place(fleet: Fleet, demand: Demand, shape: Shape) -> Move | None:
     move = fleet.best(shape)
     if move is not None:
         fleet.take(move, shape)
-    if demand.offer(shape):
+    if demand.add(shape):
         fleet.reprice(demand.potential)
     return move
 
 
 class Cluster:
-    """Nodes as the control plane passes them: only those that changed are new objects."""
+    """A cluster with nodes as the control plane passes them: only those that changed are new objects."""
 
     def __init__(self, nodes: int, seed: int) -> None:
         self._dice = random.Random(seed)
@@ -155,7 +157,7 @@ class Cluster:
         self._cache, self._learning = CycleCache(), Learning()
         self._milli = 0
         self._full = int(FILLED * nodes * 8 * WHOLE_MILLI)
-        self._asked = 0
+        self._requested = 0
 
     @property
     def filled(self) -> bool:
@@ -163,14 +165,16 @@ class Cluster:
 
     def plan(self, waiting: int) -> float:
         """Plan once. Returns placements per second."""
-        asked = {request.instance_id: request for request in self._requests(waiting)}
-        snapshot = Snapshot(tuple(self._nodes.values()), tuple(asked.values()), now=float(self._asked))
+        requests_by_id = {request.instance_id: request for request in self._requests(waiting)}
+        snapshot = Snapshot(
+            tuple(self._nodes.values()), tuple(requests_by_id.values()), now=float(self._requested)
+        )
         began = time.perf_counter()
         snapshot = self._learning.learn(snapshot, self._cache)
         plan = schedule(snapshot, self._cache)
         seconds = time.perf_counter() - began
         for placed in plan.placements:
-            request = asked[placed.instance_id]
+            request = requests_by_id[placed.instance_id]
             node = with_placement(self._nodes[placed.node_id], placed, request, snapshot.at)
             self._nodes[node.id] = node
             self._running.append((node.id, node.running[-1]))
@@ -178,10 +182,11 @@ class Cluster:
         return len(plan.placements) / seconds
 
     def settle(self) -> None:
-        """As the scheduling loop does after it has loaded all nodes."""
+        """Freeze the garbage collector, as the scheduling loop does after it has loaded all nodes."""
         freeze_gc(tuple(self._nodes.values()))
 
     def end_some(self) -> None:
+        """End random instances until no more than `FILLED` is allocated."""
         while self._milli > self._full:
             at = self._dice.randrange(len(self._running))
             self._running[at], self._running[-1] = self._running[-1], self._running[at]
@@ -191,10 +196,10 @@ class Cluster:
 
     def _requests(self, count: int) -> Iterable[Request]:
         for shape in islice(self._shapes, count):
-            self._asked += 1
+            self._requested += 1
             yield Request(
-                instance_id=f"ins-{self._asked:08}",
-                queued_at=float(self._asked),
+                instance_id=f"ins-{self._requested:08}",
+                queued_at=float(self._requested),
                 gpu_count=shape.gpus,
                 gpu_milli=shape.gpu_milli or WHOLE_MILLI,
                 gpu_models=tuple(shape.models),
@@ -202,18 +207,18 @@ class Cluster:
                 cpu_milli=shape.cpu_milli,
                 memory_mib=shape.memory_mib,
                 node_selector={},
-                project_id=shape.owner or f"project-{self._asked % OWNERS}",
+                project_id=shape.owner or f"project-{self._requested % OWNERS}",
             )
 
 
 def _node(number: int) -> NodeView:
-    kind = KINDS[number % len(KINDS)]
+    node_class = CLASSES[number % len(CLASSES)]
     uuids = [f"GPU-{number}-{index}" for index in range(8)]
     gpus = (
         GpuView(
             uuid=uuid,
             index=index,
-            model=kind.models[index],
+            model=node_class.models[index],
             memory_mib=81_559,
             healthy=True,
             nvlink={other: 18 for other in uuids if other != uuid},
@@ -226,10 +231,10 @@ def _node(number: int) -> NodeView:
         name=f"gpu-{number}",
         state=NodeState.READY,
         labels={},
-        cpu_milli=kind.cpu_milli,
-        memory_mib=kind.memory_mib,
-        cpu_milli_free=kind.cpu_milli,
-        memory_mib_free=allocatable_memory_mib(kind.memory_mib),
+        cpu_milli=node_class.cpu_milli,
+        memory_mib=node_class.memory_mib,
+        cpu_milli_free=node_class.cpu_milli,
+        memory_mib_free=allocatable_memory_mib(node_class.memory_mib),
         gpus=tuple(gpus),
     )
 
@@ -257,15 +262,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--decisions", type=int, default=10_000, help="measured for each size")
     parser.add_argument("--docs", type=Path, help="a folder for the table and the curve")
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     print("\n".join(HEAD))
     rates = []
-    for nodes in asked.nodes:
-        rates.append(measure(nodes, asked.decisions))
+    for nodes in options.nodes:
+        rates.append(measure(nodes, options.decisions))
         print(rates[-1].line(), flush=True)
-    if asked.docs:
-        (asked.docs / "decisions.md").write_text("\n".join([*HEAD, *(rate.line() for rate in rates)]) + "\n")
-        _draw(rates, asked.docs / "decisions.svg")
+    if options.docs:
+        (options.docs / "decisions.md").write_text(
+            "\n".join([*HEAD, *(rate.line() for rate in rates)]) + "\n"
+        )
+        _draw(rates, options.docs / "decisions.svg")
 
 
 def _draw(rates: Sequence[Rate], path: Path) -> None:

@@ -3,16 +3,16 @@
     python -m benchmarks.floods [rounds] [--only NAME ...]
 
 Runs a server on SQLite with simulated nodes. The other project has 300 pending instances. Its floods run one
-after the other, each in a separate process with the lowest priority. The nodes have that priority too: real
-clients and nodes do not use the server's CPUs.
+after the other, each in a separate process with the lowest priority. The simulated nodes have this priority
+too, because real clients and nodes do not use the server's CPUs.
 
-    explain    48 clients of 6 keys ask why each of the 300 instances is pending
-    dry run    48 clients of 6 keys ask whether an instance would start now
-    queue      48 clients of 6 keys read the queue
-    writes     48 clients of 6 keys replace labels
-    creates    3 keys that create, as fast as their rate limits let them
-    streams    256 event streams of 8 keys, and the same creates
-    polls      256 long polls for events of 8 keys, and the same creates
+    explain    48 clients with 6 keys explain each of the pending instances
+    dry run    48 clients with 6 keys try whether an instance would start now
+    queue      48 clients with 6 keys read the queue
+    writes     48 clients with 6 keys replace labels
+    creates    3 clients with a key each create instances as fast as their rate limits permit
+    streams    256 event streams with 8 keys, and the same creates
+    polls      256 long polls for events with 8 keys, and the same creates
 
 Prints the median and p99 per kind of request of the first project, before and during each flood, and the
 ratio of the p99 of all its requests.
@@ -85,11 +85,11 @@ def main(rounds: int, only: Sequence[str]) -> int:
             with flood(server.url, loops) as answered:
                 time.sleep(FLOODS_FOR_S)
                 during[name] = measure(server.url, keys, rounds)
-            print(f"{name}: the flood was answered {answered()}", flush=True)
+            print(f"{name}: answers to the flood: {answered()}", flush=True)
             time.sleep(REST_S)
     print(f"{rounds} rounds during each flood, and as many before each")
-    held = [report(name, idle, times) for name, times in during.items()]
-    return 0 if all(held) else 1
+    passed = [report(name, idle, times) for name, times in during.items()]
+    return 0 if all(passed) else 1
 
 
 def report(flood_name: str, idle: Times, flooded: Times) -> bool:
@@ -140,14 +140,14 @@ def _timed(
 ) -> dict[str, object]:
     time.sleep(PAUSE_S)
     began = time.perf_counter()
-    status, content = _ask(connection, key, method, path, body)
+    status, content = _send(connection, key, method, path, body)
     taken[what].append(time.perf_counter() - began)
     if status >= 300:
         raise RuntimeError(f"{method} {path}: {status} {content[:300]!r}")
     return dict(json.loads(content)) if content else {}
 
 
-def _ask(
+def _send(
     connection: http.client.HTTPConnection,
     key: str,
     method: str,
@@ -180,7 +180,7 @@ def _floods(admin: Client, project_id: str, pending: Sequence[str]) -> dict[str,
 
     def closed(*requests: tuple[str, str, Mapping[str, object] | None]) -> list[Loop]:
         own = keys(ATTACKER_KEYS)
-        shift = max(1, len(requests) // CLIENTS)
+        shift = max(1, len(requests) // CLIENTS)  # so that clients do not send equal requests at once
         return [
             Loop(own[number % len(own)], [*requests[number * shift :], *requests[: number * shift]])
             for number in range(CLIENTS)
@@ -210,16 +210,16 @@ def _floods(admin: Client, project_id: str, pending: Sequence[str]) -> dict[str,
 def flood(url: str, loops: Sequence[Loop]) -> Iterator["Answered"]:
     """Runs the loops in a separate process until the end of the block."""
     context = get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_flooding, args=(url, loops, theirs))
+    here, in_child = context.Pipe()
+    process = context.Process(target=_run_flood, args=(url, loops, in_child))
     process.start()
     answered = Answered()
     try:
         yield answered
     finally:
-        ours.send("end")
-        if ours.poll(30):
-            answered.counts = ours.recv()
+        here.send("end")
+        if here.poll(30):
+            answered.counts = here.recv()
         process.kill()
         process.join()
 
@@ -231,10 +231,10 @@ class Answered:
         self.counts: Mapping[str, int] = {}
 
     def __call__(self) -> str:
-        return ", ".join(f"{count} times {status}" for status, count in sorted(self.counts.items()))
+        return ", ".join(f"{count} x {status}" for status, count in sorted(self.counts.items()))
 
 
-def _flooding(url: str, loops: Sequence[Loop], parent: Connection) -> None:
+def _run_flood(url: str, loops: Sequence[Loop], parent: Connection) -> None:
     os.nice(stack.LOWEST_PRIORITY)
     counts: Counter[str] = Counter()
     for loop in loops:
@@ -244,12 +244,12 @@ def _flooding(url: str, loops: Sequence[Loop], parent: Connection) -> None:
 
 
 def _client(url: str, loop: Loop, counts: Counter[str]) -> None:
-    """Continues at once after a rejected request, as an attacker does."""
+    """Send the requests of a loop for ever, also at once after a rejected one, as an attacker does."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
     while True:
         for method, path, body in loop.requests:
             try:
-                status, _ = _ask(connection, loop.key, method, path, body, loop.accept)
+                status, _ = _send(connection, loop.key, method, path, body, loop.accept)
                 counts[str(status)] += 1
             except (OSError, http.client.HTTPException) as error:
                 counts[type(error).__name__] += 1

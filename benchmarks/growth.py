@@ -47,11 +47,11 @@ def main(minutes: float, rate_limits: str) -> int:
           f"specs written\n{before / MIB:.2f} MiB before, {during / MIB:.2f} MiB at the end, "
           f"{after / MIB:.2f} MiB after retention\nrows after it: {rows}")  # fmt: skip
     grown = (after - before) / MIB
-    held = [
+    passed = [
         verdict("grown", grown, MAX_GROWTH_MIB, " MiB"),
         verdict("instances left", rows["instances"], 0),
     ]
-    return 0 if all(held) else 1
+    return 0 if all(passed) else 1
 
 
 def _tenant(admin: Client) -> Client:

@@ -49,16 +49,16 @@ def _clients(
     def client(number: int) -> list[float]:
         connection = http.client.HTTPConnection(urlsplit(urls[number % len(urls)]).netloc, timeout=30)
         taken = []
-        while (asked := time.perf_counter()) < until:
+        while (sent_at := time.perf_counter()) < until:
             connection.request(method, path, content, HEADERS)
             answer = connection.getresponse()
             text = answer.read()
             if answer.status >= 300:
                 raise RuntimeError(f"{answer.status}: {text[:300]!r}")
-            taken.append(time.perf_counter() - asked)
+            taken.append(time.perf_counter() - sent_at)
         connection.close()
         return taken
 
     with ThreadPoolExecutor(CLIENTS) as pool:
-        latencies = [one for taken in pool.map(client, range(CLIENTS)) for one in taken]
+        latencies = [latency for taken in pool.map(client, range(CLIENTS)) for latency in taken]
     return Load(time.perf_counter() - began, latencies)

@@ -19,7 +19,7 @@ from benchmarks.month_simulation import Cluster, Outcome, simulate
 from benchmarks.month_workload import MONTH_S, Assumed, Job, gpu_seconds, month, nodes_for
 from benchmarks.trace import Machine
 
-# A scheduling cycle with backfill slots for hundreds of requests takes seconds: a month takes hours.
+# Without conservative backfill: with slots for hundreds of requests, a cycle takes seconds and a month hours.
 USUAL = [name for name in CONTENDERS if name != "Mooring, conservative"]
 HEAD = (
     "| policy | mean wait, min | median, min | p99, h | worst, h | worst of 8 GPUs, h | oldest for, h "
@@ -29,23 +29,23 @@ HEAD = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    asked = _arguments(argv)
-    assumed = Assumed(asked.times, asked.longest_h * 3600, asked.undeclared, asked.seed)
-    jobs = month(trace.recorded(asked.pods), assumed)
-    fleet = nodes_for(jobs, trace.machines(asked.nodes), asked.load, asked.seed)
+    options = _arguments(argv)
+    assumed = Assumed(options.times, options.longest_h * 3600, options.undeclared, options.seed)
+    jobs = month(trace.recorded(options.pods), assumed)
+    fleet = nodes_for(jobs, trace.machines(options.nodes), options.load, options.seed)
     lines = [workload(jobs, fleet), "", *HEAD]
     print("\n".join(lines), flush=True)
     outcomes: dict[str, Outcome] = {}
-    with ProcessPoolExecutor(asked.processes) as pool:
-        futures = {name: pool.submit(_run, name, jobs, fleet) for name in asked.only}
+    with ProcessPoolExecutor(options.processes) as pool:
+        futures = {name: pool.submit(_run, name, jobs, fleet) for name in options.only}
         for name, future in futures.items():
             outcomes[name], seconds = future.result()
             lines.append(row(name, figures(outcomes[name])))
             print(lines[-1], f"   {seconds:.0f} s for {outcomes[name].cycles} cycles", flush=True)
-    if asked.docs:
+    if options.docs:
         from benchmarks.month_plots import write  # noqa: PLC0415 - matplotlib takes a second
 
-        write(asked.docs, lines, outcomes)
+        write(options.docs, lines, outcomes)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -55,9 +55,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--nodes", type=Path, required=True)
     parser.add_argument("--pods", type=Path, required=True)
     parser.add_argument("--times", type=int, default=3, help="copies of each recorded task")
-    parser.add_argument("--load", type=float, default=0.8, help="requested fraction of the GPU time")
+    parser.add_argument("--load", type=float, default=0.8, help="fraction of the GPU time that tasks request")
     parser.add_argument("--longest-h", type=float, default=48.0, help="limit of run times")
-    parser.add_argument("--undeclared", type=float, default=0.0, help="fraction without a declared duration")
+    parser.add_argument(
+        "--undeclared", type=float, default=0.0, help="fraction of tasks without a declared duration"
+    )
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--only", nargs="*", choices=list(CONTENDERS), default=USUAL)
     parser.add_argument("--docs", type=Path, help="folder for the plots and the table")
@@ -79,19 +81,19 @@ def workload(jobs: Sequence[Job], fleet: Sequence[Machine]) -> str:
     return f"{what}. The tasks request {load:.1%} of the GPU time."
 
 
-def row(name: str, got: Figures) -> str:
+def row(name: str, result: Figures) -> str:
     cells: Iterable[str] = (
         name,
-        *(f"{seconds / 60:.1f}" for seconds in (got.mean_wait_s, got.median_wait_s)),
+        *(f"{seconds / 60:.1f}" for seconds in (result.mean_wait_s, result.median_wait_s)),
         *(
             f"{seconds / 3600:.1f}"
             for seconds in (
-                got.p99_wait_s, got.worst_wait_s, got.worst_large_wait_s, got.longest_as_oldest_s
+                result.p99_wait_s, result.worst_wait_s, result.worst_large_wait_s, result.longest_as_oldest_s
             )
         ),
-        *(f"{part:.1%}" for part in (got.used, got.wasted)),
-        *(f"{index:.3f}" for index in (got.jain_days, got.jain_month)),
-        str(got.never),
+        *(f"{part:.1%}" for part in (result.used, result.wasted)),
+        *(f"{index:.3f}" for index in (result.jain_days, result.jain_month)),
+        str(result.never),
     )  # fmt: skip
     return f"| {' | '.join(cells)} |"
 

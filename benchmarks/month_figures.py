@@ -16,10 +16,10 @@ class Figures:
     median_wait_s: float
     p99_wait_s: float
     worst_wait_s: float
-    worst_large_wait_s: float  # of the tasks with the largest GPUs
+    worst_large_wait_s: float  # of the tasks that request the most GPUs
     longest_as_oldest_s: float
     used: float  # fraction of the GPU time of the month
-    wasted: float  # fraction that was free while tasks waited for as many GPUs
+    wasted: float  # fraction that was free although waiting tasks wanted it
     jain_days: float
     jain_month: float
     never: int
@@ -27,7 +27,7 @@ class Figures:
 
 def figures(outcome: Outcome) -> Figures:
     waits = [started.waited_s for started in outcome.started]
-    largest = max(started.job.asks.gpus for started in outcome.started)
+    largest = max(started.job.task.gpus for started in outcome.started)
     month = list(until(outcome.intervals, MONTH_S))
     seconds = sum(interval.seconds for interval in month)
     used = sum(interval.seconds * _used_gpus(interval) for interval in month)
@@ -37,7 +37,7 @@ def figures(outcome: Outcome) -> Figures:
         median_wait_s=percentile(waits, 0.5),
         p99_wait_s=percentile(waits, 0.99),
         worst_wait_s=max(waits),
-        worst_large_wait_s=max(each.waited_s for each in outcome.started if each.job.asks.gpus == largest),
+        worst_large_wait_s=max(each.waited_s for each in outcome.started if each.job.task.gpus == largest),
         longest_as_oldest_s=longest_as_oldest(outcome),
         used=used / (outcome.gpus * seconds),
         wasted=wasted / (outcome.gpus * seconds),
@@ -62,7 +62,7 @@ def _used_gpus(interval: Interval) -> float:
 
 
 def _wasted_gpus(interval: Interval, gpus: int) -> float:
-    """Loss of capacity: the free GPUs that waiting tasks could use if they could be split arbitrarily."""
+    """The free GPUs that waiting tasks could use if each task could be split arbitrarily."""
     return min(float(gpus), sum(interval.wanted.values()) / 1000) - _used_gpus(interval)
 
 
@@ -86,10 +86,10 @@ def longest_as_oldest(outcome: Outcome) -> float:
 def jain_over_time(intervals: Sequence[Interval], gpus: int, window_s: float) -> float:
     """Jain's index of the GPU time that projects used, relative to their fair share.
 
-    (sum x)^2 / (n * sum x^2) over projects (Jain, Chiu, Hawe 1984), with x the GPU-seconds that a project
-    used divided by its max-min fair share, given what each project wanted (used or waited for) at each time.
-    Both are summed over a window, and only while some task waited for GPUs. 1 is perfectly fair; 1/n is one
-    project with everything. Returns the mean over windows, weighted by the length of such times.
+    The index is (sum x)^2 / (n * sum x^2) over projects (Jain, Chiu, Hawe 1984). Here x is the GPU time that
+    a project used, divided by its max-min fair share of what all projects wanted (used or waited for). Both
+    are summed over a window, but only while some task waited for GPUs. 1 is perfectly fair; at 1/n, one
+    project has everything. Returns the mean over windows, weighted by the time in which tasks waited.
     """
     windows: dict[int, _Window] = {}
     at = 0.0
@@ -98,29 +98,32 @@ def jain_over_time(intervals: Sequence[Interval], gpus: int, window_s: float) ->
         if sum(interval.wanted.values()) > sum(interval.held.values()):
             windows.setdefault(number, _Window()).add(interval, gpus)
     contended = sum(window.seconds for window in windows.values())
-    indices = (jain(window.had, window.due) * window.seconds for window in windows.values())
+    indices = (jain(window.used, window.due) * window.seconds for window in windows.values())
     return sum(indices) / contended if contended else 1.0
 
 
 @dataclass(slots=True)
 class _Window:
-    """The time with tasks waiting for GPUs, and what projects used and were due then (milli x seconds)."""
+    """The time in which tasks waited for GPUs, and in it what projects used and what they were due.
+
+    In thousandths of a GPU times seconds.
+    """
 
     seconds: float = 0.0
-    had: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    used: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     due: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, interval: Interval, gpus: int) -> None:
         self.seconds += interval.seconds
         for project, part in max_min(interval.wanted, 1000 * gpus).items():
             self.due[project] += part * interval.seconds
-            self.had[project] += interval.held.get(project, 0) * interval.seconds
+            self.used[project] += interval.held.get(project, 0) * interval.seconds
 
 
-def jain(had: Mapping[str, float], due: Mapping[str, float]) -> float:
-    parts = [had[project] / owed for project, owed in due.items() if owed > 0]
-    squares = sum(part * part for part in parts)
-    return sum(parts) ** 2 / (len(parts) * squares) if squares else 1.0
+def jain(used: Mapping[str, float], due: Mapping[str, float]) -> float:
+    fractions = [used[project] / amount for project, amount in due.items() if amount > 0]
+    squares = sum(fraction * fraction for fraction in fractions)
+    return sum(fractions) ** 2 / (len(fractions) * squares) if squares else 1.0
 
 
 def max_min(wanted: Mapping[str, float], gpus: float) -> dict[str, float]:

@@ -32,19 +32,19 @@ def _plot(path: Path, draw: Callable[[Axes], None]) -> None:
 def _waits(axes: Axes, outcomes: Mapping[str, Outcome]) -> None:
     for name, outcome in outcomes.items():
         waits = sorted(started.waited_s / 3600 for started in outcome.started)
-        places = range(0, len(waits), max(1, len(waits) // 500))
-        axes.plot([waits[at] for at in places], [100 * at / len(waits) for at in places], label=name)
+        positions = range(0, len(waits), max(1, len(waits) // 500))
+        axes.plot([waits[at] for at in positions], [100 * at / len(waits) for at in positions], label=name)
     axes.set(xlabel="hours waited", ylabel="% of tasks that waited less")
     axes.set_xscale("symlog", linthresh=0.1)
     axes.legend()
 
 
 def _worst_by_size(axes: Axes, outcomes: Mapping[str, Outcome]) -> None:
-    sizes = sorted({started.job.asks.gpus for outcome in outcomes.values() for started in outcome.started})
+    sizes = sorted({started.job.task.gpus for outcome in outcomes.values() for started in outcome.started})
     width = 0.8 / len(outcomes)
     for place, (name, outcome) in enumerate(outcomes.items()):
         worst = [
-            max((each.waited_s / 3600 for each in outcome.started if each.job.asks.gpus == size), default=0.0)
+            max((each.waited_s / 3600 for each in outcome.started if each.job.task.gpus == size), default=0.0)
             for size in sizes
         ]
         axes.bar([at + place * width for at in range(len(sizes))], worst, width, label=name)
@@ -68,18 +68,18 @@ def _by_project(axes: Axes, outcomes: Mapping[str, Outcome]) -> None:
 def _use(axes: Axes, outcomes: Mapping[str, Outcome]) -> None:
     for name, outcome in outcomes.items():
         days = [(place + 0.5) * MONTH_S / _BINS / DAY_S for place in range(_BINS)]
-        axes.plot(days, [100 * held / outcome.gpus for held in _binned(outcome.intervals)], label=name)
+        axes.plot(days, [100 * used / outcome.gpus for used in _binned(outcome.intervals)], label=name)
     axes.set(xlabel="day", ylabel="% of the GPUs in use", ylim=(0, 102))
     axes.legend()
 
 
 def _binned(intervals: Sequence[Interval]) -> list[float]:
     """The mean number of GPUs in use in each of the equal parts of the month."""
-    size, held, at = MONTH_S / _BINS, [0.0] * _BINS, 0.0
+    size, means, at = MONTH_S / _BINS, [0.0] * _BINS, 0.0
     for interval in intervals:
         ends, in_use = at + interval.seconds, sum(interval.held.values()) / 1000
         for place in range(int(at // size), min(int(ends // size) + 1, _BINS)):
             overlap = min(ends, (place + 1) * size) - max(at, place * size)
-            held[place] += in_use * max(0.0, overlap) / size
+            means[place] += in_use * max(0.0, overlap) / size
         at = ends
-    return held
+    return means

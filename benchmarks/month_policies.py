@@ -1,4 +1,4 @@
-"""Queue policies: the production scheduler and others. All select nodes in the same way."""
+"""Queue policies: that of the production scheduler, and others. All select nodes in the same way."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,8 +33,8 @@ def fifo() -> Decide:
     return _one_by_one(stop_at_first=True)
 
 
-def whatever_fits() -> Decide:
-    """Starts whatever fits, the oldest first, without reservations."""
+def anything_that_fits() -> Decide:
+    """Starts every task that fits, the oldest first, without backfill slots."""
     return _one_by_one(stop_at_first=False)
 
 
@@ -77,6 +77,6 @@ CONTENDERS: Mapping[str, Contender] = MappingProxyType(
         "Mooring, conservative": Contender(production, Policy(backfill="conservative")),
         "FIFO + EASY": Contender(production, Policy.model_construct(overdue_after_s=-1)),
         "FIFO": Contender(fifo, Policy()),
-        "best fit": Contender(whatever_fits, Policy()),
+        "best fit": Contender(anything_that_fits, Policy()),
     }
 )

@@ -1,6 +1,6 @@
-"""A cluster in which tasks arrive and end; at the next full minute, a policy decides what starts.
+"""A cluster in which tasks arrive and end. Every full minute after a change, a policy decides what starts.
 
-For this reason the mean wait is at least half a minute.
+Because of these steps, the mean wait is about half a minute even in an empty cluster.
 """
 
 import heapq
@@ -34,6 +34,8 @@ Decide = Callable[["Cluster", Sequence[Request]], Sequence[Placement]]
 
 @dataclass(slots=True)
 class Held:
+    """What the running tasks of a project use."""
+
     gpu_milli: int = 0
     cpu_milli: int = 0
     memory_mib: int = 0
@@ -48,7 +50,7 @@ class Cluster:
     now: float = 0.0
     nodes: dict[str, NodeView] = field(init=False)
     used: dict[str, ResourceUsage] = field(default_factory=dict)  # by project
-    held: dict[str, Held] = field(default_factory=dict)
+    held: dict[str, Held] = field(default_factory=dict)  # by project
     placed: dict[str, tuple[str, Running]] = field(default_factory=dict)  # by instance: node and instance
 
     def __post_init__(self) -> None:
@@ -65,10 +67,10 @@ class Cluster:
         )
 
     def advance(self, to: float) -> None:
-        """Advance the time: add the current use of projects, and decay the past."""
+        """Advance the time: decay what projects have used so far, and add what they hold now."""
         seconds, half_life = to - self.now, self.policy.usage_half_life_s
         decay = exp(-log(2) * seconds / half_life)
-        # The integral of a constant rate with this decay.
+        # What a constant use of 1 adds up to in this time, with this decay.
         growth = (1 - decay) * half_life / log(2)
         for project_id, held in self.held.items():
             before = self.used.get(project_id, ResourceUsage())
@@ -122,14 +124,14 @@ class Interval:
 @dataclass(slots=True)
 class Outcome:
     gpus: int
-    started: list[Started] = field(default_factory=list)  # in this order
+    started: list[Started] = field(default_factory=list)  # in the order of their starts
     intervals: list[Interval] = field(default_factory=list)
     never: list[Job] = field(default_factory=list)  # still waiting at the end
     cycles: int = 0  # calls of the policy
 
 
 def simulate(jobs: Sequence[Job], cluster: Cluster, decide: Decide) -> Outcome:
-    """Run the month, and on until the last task has ended."""
+    """Simulate the month, and continue until the last task has ended."""
     return _Month(jobs, cluster, decide).run()
 
 
@@ -160,7 +162,7 @@ class _Month:
             self._arrive_until(at)
             self._pass_time(at)
             self._cluster.end(name)
-            self._wanted[self._jobs[name].project] -= self._jobs[name].asks.milli
+            self._wanted[self._jobs[name].project] -= self._jobs[name].task.milli
         self._arrive_until(cycle_at)
         self._pass_time(cycle_at)
 
@@ -169,11 +171,11 @@ class _Month:
             arrives_at, name = heapq.heappop(self._arrivals)
             self._pass_time(arrives_at)
             self._waiting[name] = _request(self._jobs[name])
-            self._wanted[self._jobs[name].project] += self._jobs[name].asks.milli
+            self._wanted[self._jobs[name].project] += self._jobs[name].task.milli
 
     def _pass_time(self, to: float) -> None:
         if (seconds := to - self._cluster.now) > 0:
-            held = {project: of.gpu_milli for project, of in self._cluster.held.items()}
+            held = {project: each.gpu_milli for project, each in self._cluster.held.items()}
             self._outcome.intervals.append(Interval(seconds, held, dict(self._wanted)))
             self._cluster.advance(to)
 
@@ -200,10 +202,10 @@ def _node(machine: Machine) -> NodeView:
 
 
 def _request(job: Job) -> Request:
-    asks = job.asks
+    task = job.task
     return Request(
-        instance_id=job.name, queued_at=job.arrives_at, gpu_count=asks.gpus, gpu_models=asks.models,
-        gpu_min_memory_mib=None, cpu_milli=asks.cpu_milli, memory_mib=asks.memory_mib, node_selector={},
-        project_id=job.project, gpu_milli=asks.gpu_milli or WHOLE_MILLI,
+        instance_id=job.name, queued_at=job.arrives_at, gpu_count=task.gpus, gpu_models=task.models,
+        gpu_min_memory_mib=None, cpu_milli=task.cpu_milli, memory_mib=task.memory_mib, node_selector={},
+        project_id=job.project, gpu_milli=task.gpu_milli or WHOLE_MILLI,
         max_duration_s=job.declared_s,
     )  # fmt: skip

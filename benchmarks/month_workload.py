@@ -1,9 +1,9 @@
 """A month of work: the arrivals and durations of the last thirty days of the trace, and nodes for them.
 
-The trace has neither projects nor declared durations. Projects are drawn for bursts of arrivals, since people
-submit many tasks at a time, and a few people most of them. A declared duration is a multiple of the true one
-(users request several times what they need: Mu'alem and Feitelson, 2001), rounded up to one of a few popular
-values (Tsafrir, Etsion, Feitelson, 2005).
+The trace has neither projects nor declared durations. Each burst of arrivals gets a random project, since
+people submit many tasks at a time, and a few people submit most of them. A declared duration is a multiple of
+the true one (users request several times what they need: Mu'alem and Feitelson, 2001), rounded up to one of a
+few popular values (Tsafrir, Etsion, Feitelson, 2005).
 """
 
 import random
@@ -18,10 +18,10 @@ DAY_S = 86_400
 MONTH_S = 30 * DAY_S
 PROJECTS = 8
 _MEAN_BURST = 20
-_DECLARED_TIMES = (1.0, 1.5, 2.0, 3.0, 5.0)
+_DECLARED_FACTORS = (1.0, 1.5, 2.0, 3.0, 5.0)
 _DECLARED_S = tuple(minutes * 60 for minutes in (10, 30, 60, 120, 240, 480, 720, 1440, 2880, 5760, 10080))
 _JITTER_S = 3600
-_LARGE = 2
+_LARGE_NODES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Job:
     arrives_at: float
     runs_s: float
     declared_s: int | None
-    asks: Task
+    task: Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ def month(recorded: Sequence[Recorded], assumed: Assumed) -> list[Job]:
     for at, copy, task, ran_s in arrivals:
         runs_s = min(assumed.longest_s, ran_s)
         declared_s = _declared_s(runs_s, assumed, dice)
-        asks = replace(task, models=())
-        jobs.append(Job(f"{task.name}-{copy}", next(projects), at, runs_s, declared_s, asks))
+        task_of_any_model = replace(task, models=())
+        jobs.append(Job(f"{task.name}-{copy}", next(projects), at, runs_s, declared_s, task_of_any_model))
     return jobs
 
 
@@ -82,8 +82,10 @@ def nodes_for(jobs: Sequence[Job], machines: Sequence[Machine], load: float, see
     wanted = gpu_seconds(jobs) / MONTH_S / load
     shuffled = list(machines)
     random.Random(seed).shuffle(shuffled)
-    tasks = {job.asks for job in jobs}
-    large = [machine for machine in shuffled if all(_can_host(machine, task) for task in tasks)][:_LARGE]
+    tasks = {job.task for job in jobs}
+    large = [machine for machine in shuffled if all(_can_host(machine, task) for task in tasks)][
+        :_LARGE_NODES
+    ]
     chosen, gpus = [], 0
     for machine in [*large, *(machine for machine in shuffled if machine not in large)]:
         if machine in large or gpus + machine.gpus <= wanted:
@@ -93,7 +95,7 @@ def nodes_for(jobs: Sequence[Job], machines: Sequence[Machine], load: float, see
 
 
 def gpu_seconds(jobs: Sequence[Job]) -> float:
-    return sum(job.runs_s * job.asks.milli / 1000 for job in jobs)
+    return sum(job.runs_s * job.task.milli / 1000 for job in jobs)
 
 
 def _can_host(machine: Machine, task: Task) -> bool:
@@ -102,13 +104,13 @@ def _can_host(machine: Machine, task: Task) -> bool:
 
 
 def _ran_s(each: Recorded) -> float | None:
-    """At least a second; None if it never ran."""
+    """For how long the task ran, at least a second; None if it never did."""
     return None if each.scheduled_at is None else max(1.0, each.deleted_at - each.scheduled_at)
 
 
 def _declared_s(runs_s: float, assumed: Assumed, dice: random.Random) -> int | None:
-    guess, declares = runs_s * dice.choice(_DECLARED_TIMES), dice.random() >= assumed.undeclared
-    if not declares:
+    guess = runs_s * dice.choice(_DECLARED_FACTORS)
+    if dice.random() < assumed.undeclared:
         return None
     return ceil(min(assumed.longest_s, next((value for value in _DECLARED_S if value >= guess), guess)))
 

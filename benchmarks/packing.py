@@ -2,8 +2,8 @@
 
     python -m benchmarks.packing --nodes FILE --pods FILE --arrive 1.3 --seeds 42..51 --placements OUT.csv
 
-A task that fits is placed; one that fits nowhere is dropped; no task ends. The score at x % is the mean
-fraction of allocated GPUs over the offers at which the GPUs requested so far round to x % of the cluster's.
+A task that fits is placed; a task that fits nowhere is dropped; no task ends. The score at x % is the mean
+fraction of GPUs that are allocated, over the offers at which the GPUs requested so far round to x % of all.
 The exit status is 1 if a placement breaks a rule.
 """
 
@@ -29,7 +29,7 @@ from mooring.scheduler.packing.shapes import FleetNode, NodeClass, Shape, tie_of
 
 POINTS = (100, 110, 120, 130)
 POLICIES = ("mooring", "fgd", "best-fit", "random")
-SHOWN = 10  # broken rules printed
+MAX_SHOWN = 10  # broken rules printed
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,15 @@ class Run:
     def at(self, capacity: int) -> dict[int, float]:
         """The score in percent at each point reached."""
         requested = np.cumsum([task.milli for task in self.offered])
-        given = np.cumsum(
-            [task.milli if answer.node else 0 for task, answer in zip(self.offered, self.placed, strict=True)]
+        allocated = np.cumsum(
+            [
+                task.milli if placement.node else 0
+                for task, placement in zip(self.offered, self.placed, strict=True)
+            ]
         )
         arrival = np.floor(100 * requested / capacity + 0.5)
         return {
-            point: float(given[arrival == point].mean() / capacity * 100)
+            point: float(allocated[arrival == point].mean() / capacity * 100)
             for point in POINTS
             if (arrival == point).any()
         }
@@ -65,9 +68,9 @@ def mooring(machines: Sequence[Machine], seed: int) -> Place:
     fleet = Fleet(potential=demand.potential)
     # The seed changes how ties between nodes are broken, as other node names would.
     fleet.refresh(
-        FleetNode(f"{seed}/{each.name}", kind, each.cpu_milli, each.memory_mib, (1000,) * each.gpus)
+        FleetNode(f"{seed}/{each.name}", node_class, each.cpu_milli, each.memory_mib, (1000,) * each.gpus)
         for each in machines
-        for kind in [NodeClass(each.cpu_milli, each.memory_mib, (each.model,) * each.gpus)]
+        for node_class in [NodeClass(each.cpu_milli, each.memory_mib, (each.model,) * each.gpus)]
     )
 
     def place(task: Task) -> Placed:
@@ -75,7 +78,7 @@ def mooring(machines: Sequence[Machine], seed: int) -> Place:
         move = fleet.best(shape)
         if move is not None:
             fleet.take(move, shape)
-        if demand.offer(shape):
+        if demand.add(shape):
             fleet.reprice(demand.potential)
         return Placed(machines[move.node].name, move.gpus) if move else Placed("", ())
 
@@ -116,7 +119,7 @@ def report(runs: Sequence[Run], capacity: int) -> Iterable[str]:
     seconds = sorted(second for each in runs for second in each.seconds)
     median, worst = seconds[len(seconds) // 2], seconds[int(len(seconds) * 0.99)]
     offers = sum(len(each.offered) for each in runs)
-    dropped = sum(not answer.node for each in runs for answer in each.placed)
+    dropped = sum(not placement.node for each in runs for placement in each.placed)
     yield f"{offers} decisions: median {1000 * median:.2f} ms, p99 {1000 * worst:.2f} ms; {dropped} dropped"
 
 
@@ -125,9 +128,9 @@ def write(path: Path, runs: Sequence[Run]) -> None:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["seed", "offer", "pod", "node", "gpu_indices", "gpu_milli"])
         for each in runs:
-            for number, (task, answer) in enumerate(zip(each.offered, each.placed, strict=True)):
-                indices = "-".join(map(str, answer.gpus))
-                rows.writerow([each.seed, number, task.name, answer.node, indices, task.gpu_milli])
+            for number, (task, placement) in enumerate(zip(each.offered, each.placed, strict=True)):
+                indices = "-".join(map(str, placement.gpus))
+                rows.writerow([each.seed, number, task.name, placement.node, indices, task.gpu_milli])
 
 
 def seeds(text: str) -> list[int]:
@@ -174,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def verdict(runs: Sequence[Run]) -> int:
     """Print the broken rules. Returns the exit status: 1 if there are any."""
     wrong = [f"seed {each.seed}: {rule}" for each in runs for rule in each.wrong]
-    for line in wrong[:SHOWN]:
+    for line in wrong[:MAX_SHOWN]:
         print(line, file=sys.stderr)
     print(f"rules broken: {len(wrong)}")
     return 1 if wrong else 0

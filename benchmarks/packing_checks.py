@@ -1,4 +1,4 @@
-"""Checks placements against the rules, without code of the scheduler or the other policies."""
+"""Checks placements against the rules, without code of the scheduler or of the other policies."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

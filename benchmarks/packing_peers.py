@@ -1,4 +1,4 @@
-"""Other policies under the same protocol: FGD as published, best fit, and random."""
+"""Other policies for the same tasks and nodes: FGD as published, best fit, and random."""
 
 import random
 from collections import Counter
@@ -21,9 +21,9 @@ class Node:
 
 
 Option = tuple[int, ...]  # GPUs to allocate
-# The GPU model of a node, its free CPUs, and what is free per GPU.
+# The GPU model of a node, its free CPUs (milli), and what is free per GPU.
 State = tuple[str, int, tuple[int, ...]]
-Target = tuple[int, int, int, tuple[str, ...]]
+Target = tuple[int, int, int, tuple[str, ...]]  # of a task: CPUs (milli), GPUs, thousandths of each, models
 
 
 def options(node: Node, task: Task) -> Iterator[Option]:
@@ -85,7 +85,7 @@ class Peer:
 
 
 class BestFit(Peer):
-    """The least free resources: CPUs, memory and GPUs, each relative to the largest node."""
+    """The node with the least left free: CPUs, memory and GPUs, each relative to the largest node."""
 
     def __init__(self, machines: Sequence[Machine]) -> None:
         super().__init__(machines)
@@ -147,7 +147,7 @@ class Fgd(Peer):
 
 
 def typical(tasks: Sequence[Task]) -> list[tuple[Target, float]]:
-    """The most frequent tasks up to 95 % of all, with their fractions of these."""
+    """The most frequent tasks that together are 95 % of all, with their fractions of these."""
     counts = Counter((task.cpu_milli, task.gpus, task.gpu_milli, task.models) for task in tasks)
     found: list[tuple[Target, int]] = []
     for target, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
@@ -159,7 +159,7 @@ def typical(tasks: Sequence[Task]) -> list[tuple[Target, float]]:
 
 
 def _fragment(state: State, target: Target) -> int:
-    """What a target cannot use: all free GPUs of a node that cannot host it, else too small parts."""
+    """What a target cannot use: all that is free on a node that cannot host it, else only too small parts."""
     model, cpu_free, gpu_free = state
     cpu_milli, gpus, milli, models = target
     enough = sum(free >= milli for free in gpu_free)

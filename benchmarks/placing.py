@@ -70,8 +70,10 @@ def _by_the_loop(url: str, instances: int) -> float:
     finally:
         database.dispose()
     placed = _count(url, "scheduled")
-    if placed != instances or _held(url) != _asked(url):
-        raise SystemExit(f"{placed} of {instances} placed, {_held(url)} of {_asked(url)} GPUs held")
+    if placed != instances or _allocated_gpus(url) != _requested_gpus(url):
+        raise SystemExit(
+            f"{placed} of {instances} placed, {_allocated_gpus(url)} of {_requested_gpus(url)} GPUs allocated"
+        )
     print(
         f"{placed} placed in {seconds:.1f} s, in {loop.cycles} cycles: "
         f"{100 * loop.commit_s / seconds:.0f} % of the time to write and commit, "
@@ -82,7 +84,7 @@ def _by_the_loop(url: str, instances: int) -> float:
 
 
 class _Timed(Scheduling):
-    """The production loop, with the time spent writing."""
+    """The production loop, which also measures the time spent writing."""
 
     def __init__(self, database: Database, cache: SchedulerCache) -> None:
         super().__init__(database, cache)
@@ -107,11 +109,11 @@ def _count(url: str, state: str) -> int:
     return _number(url, f"SELECT count(*) FROM instances WHERE state = '{state}'")
 
 
-def _held(url: str) -> int:
+def _allocated_gpus(url: str) -> int:
     return _number(url, "SELECT sum(milli_held) / 1000 FROM gpus")
 
 
-def _asked(url: str) -> int:
+def _requested_gpus(url: str) -> int:
     return _number(url, "SELECT sum(gpu_count) FROM instances")
 
 
@@ -126,11 +128,13 @@ def _by_hand(url: str) -> float:
         waiting = connection.execute("SELECT id, gpu_count FROM instances ORDER BY id").fetchall()
         gpus = connection.execute("SELECT uuid, node_id FROM gpus ORDER BY uuid").fetchall()
         connection.commit()
-        plan, at = [], 0
+        plan, next_gpu = [], 0
         for instance_id, count in waiting:
-            at += (GPUS - at % GPUS) % GPUS if at % GPUS + count > GPUS else 0
-            plan.append((instance_id, gpus[at][1], [uuid for uuid, _node in gpus[at : at + count]]))
-            at += count
+            if next_gpu % GPUS + count > GPUS:
+                next_gpu += GPUS - next_gpu % GPUS  # the first GPU of the next node
+            uuids = [uuid for uuid, _node in gpus[next_gpu : next_gpu + count]]
+            plan.append((instance_id, gpus[next_gpu][1], uuids))
+            next_gpu += count
         began = time.perf_counter()
         for start in range(0, len(plan), scheduling.BATCH):
             _write(connection, plan[start : start + scheduling.BATCH])
@@ -139,7 +143,10 @@ def _by_hand(url: str) -> float:
 
 
 def _write(connection: psycopg.Connection, batch: list[tuple[str, str, list[str]]]) -> None:
-    ids, nodes = [each[0] for each in batch], [each[1] for each in batch]
+    ids, nodes = (
+        [instance_id for instance_id, _node, _uuids in batch],
+        [node_id for _id, node_id, _uuids in batch],
+    )
     placed_as = json.dumps({"isolation": "exclusive", "link_score": None, "borrowed": False})
     connection.execute(
         "UPDATE nodes SET generation = generation + 1, revision = revision + 1 WHERE id = ANY(%s)", [nodes]
@@ -151,12 +158,12 @@ def _write(connection: psycopg.Connection, batch: list[tuple[str, str, list[str]
         " FROM unnest(%s::text[], %s::text[]) AS given (id, node_id) WHERE instances.id = given.id",
         [placed_as, ids, nodes],
     )
-    grants = [(uuid, each[0]) for each in batch for uuid in each[2]]
+    allocations = [(uuid, instance_id) for instance_id, _node, uuids in batch for uuid in uuids]
     connection.execute(
         "INSERT INTO allocations (gpu_uuid, instance_id, project_id, attempt, milli, from_at)"
         " SELECT uuid, id, 'prj_bench', 1, 1000, now()"
         " FROM unnest(%s::text[], %s::text[]) AS given (uuid, id)",
-        [[uuid for uuid, _id in grants], [key for _uuid, key in grants]],
+        [[uuid for uuid, _id in allocations], [instance_id for _uuid, instance_id in allocations]],
     )
     connection.execute(
         "INSERT INTO events (id, type, project_id, instance_id, at, data)"
@@ -232,7 +239,7 @@ def _fill_instances(connection: psycopg.Connection, instances: int) -> None:
         ' \'running\', \'{"code": "queued", "message": "new"}\', 1, 1, 0, 0, false, 10, \'[]\', false, 86400,'
         " queued_at, queued_at FROM (SELECT n, (%s::int[])[1 + (n * 37) %% 100] AS count,"
         " now() - interval '1 hour' + n * interval '1 millisecond' AS queued_at"
-        " FROM generate_series(1, %s) AS n) AS asked",
+        " FROM generate_series(1, %s) AS n) AS requested",
         [json.dumps(spec), counts, instances],
     )
 

@@ -1,10 +1,10 @@
-"""64 simultaneous creates against a quota, on both databases: is exactly the quota accepted?
+"""64 simultaneous creates against a quota, on both databases: are exactly as many accepted as it allows?
 
     python -m benchmarks.quota_race [--rounds 200]
 
 Each round uses a new project with a quota of GPUs, instances or CPUs in turn. The clients are 64 open
 connections that send at the same time. A round is exact if as many requests as the quota allows return 201,
-all others 403 `quota_exceeded`, and the database has used the quota exactly.
+all others return 403 `quota_exceeded`, and the instances in the database use the quota exactly.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class Crowd:
             connection.connect()
         self._pool = ThreadPoolExecutor(CLIENTS)
 
-    def ask(self, body: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    def send_all(self, body: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
         content = json.dumps(body).encode()
         barrier = threading.Barrier(CLIENTS)
 
@@ -68,11 +68,11 @@ _HEADERS = {"Authorization": f"Bearer {ADMIN_KEY}", "Content-Type": "application
 
 
 def main(rounds: int) -> int:
-    exact = [_raced(kind, rounds) for kind in ("sqlite", "postgresql")]
+    exact = [_is_always_exact(kind, rounds) for kind in ("sqlite", "postgresql")]
     return 0 if all(exact) else 1
 
 
-def _raced(kind: str, rounds: int) -> bool:
+def _is_always_exact(kind: str, rounds: int) -> bool:
     with _server(kind) as server:
         return verdict(f"{kind}: exact rounds", _exact_rounds(kind, server, rounds), rounds, at_least=True)
 
@@ -99,7 +99,7 @@ def _exact_rounds(kind: str, server: ServerProcess, rounds: int) -> int:
             quota = KINDS[number % len(KINDS)]
             project_id = _project(admin, number, {quota: limit})
             began = time.perf_counter()
-            answers = crowd.ask(BODY | {"project_id": project_id})
+            answers = crowd.send_all(BODY | {"project_id": project_id})
             taken.append(time.perf_counter() - began)
             exact += _is_exact(number, quota, limit, answers, _used(engine, project_id, quota))
             _clear(admin, answers)
@@ -121,7 +121,8 @@ def _used(engine: Engine, project_id: str, quota: str) -> float:
     amount = func.sum(Instance.gpu_count) if quota == "gpus" else func.count()
     query = select(amount).select_from(Instance).where(Instance.project_id == project_id, text(ACTIVE))
     with engine.connect() as connection:
-        return float(connection.scalar(query) or 0)  # each has one CPU
+        # Each instance has one CPU, so that the number of instances is that of CPUs.
+        return float(connection.scalar(query) or 0)
 
 
 def _is_exact(

@@ -17,7 +17,7 @@ from tests.testbed.dockerd import DockerNode
 from tests.testbed.postgres import PostgresCluster
 from tests.testbed.waiting import wait_until
 from tests.testbed.workspace import Workspace
-from tests.walk.product import MOORING, AgentProcess, Program, ServerProcess
+from tests.walk.product import AgentProcess, Program, ServerProcess
 
 from mooring.core.simulation import parse_fleets
 
@@ -123,7 +123,7 @@ def simulated_fleet(server: ServerProcess, fleet: str, *, elsewhere: bool = Fals
             "MOORING_SIMULATE": fleet,
             "MOORING_JOIN_TOKEN": tokens,
         }
-        program = Program([*MOORING, "agent"], environment, base / "agent.log")
+        program = Program(["agent"], environment, base / "agent.log")
         program.start()
         try:
             if elsewhere:

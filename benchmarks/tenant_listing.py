@@ -2,7 +2,7 @@
 
 python -m benchmarks.tenant_listing [rounds]
 
-Queries two services per kind of database in turn, with a key of the project, and compares the medians.
+For each kind of database, queries two services in turns with a key of the project, and compares the medians.
 """
 
 import sys
@@ -23,7 +23,7 @@ from mooring.core.instance.state import DesiredState, State
 from mooring.db.tables import Instance
 from mooring.db.types import new_id, now
 
-MINE, FEW, MANY, OTHER_PROJECTS = 100, 1_000, 100_000, 50
+OWN, FEW, MANY, OTHER_PROJECTS = 100, 1_000, 100_000, 50
 _BATCH = 5_000
 
 
@@ -62,17 +62,17 @@ def _listed(client: Client) -> float:
     answer = client.get("/v1/instances?limit=100")
     taken = time.perf_counter() - began
     assert answer.status_code == 200, answer.text
-    assert len(answer.json()["items"]) == MINE
+    assert len(answer.json()["items"]) == OWN
     return taken
 
 
 @contextmanager
 def _among(others: int, url: str, data_dir: Path) -> Iterator[Client]:
-    """A client of a project with MINE instances, created evenly among the others."""
+    """A client of a project with `OWN` instances, spread evenly among `others` of other projects."""
     with running(settings_for(url, data_dir, rate_limits="off")) as service:
-        mine = _fill(service, others)
+        own_id = _fill(service, others)
         with service.client as admin:
-            made = admin.post("/v1/api-keys", json={"name": "lists", "project_id": mine, "role": "viewer"})
+            made = admin.post("/v1/api-keys", json={"name": "lists", "project_id": own_id, "role": "viewer"})
             assert made.status_code == 201, made.text
         with Client(service.url, made.json()["key"]) as client:
             _listed(client)
@@ -82,24 +82,26 @@ def _among(others: int, url: str, data_dir: Path) -> Iterator[Client]:
 def _fill(service: RunningService, others: int) -> str:
     database = service.plane.database
     with database.write() as session:
-        mine, *theirs = (projects.new(f"project-{number}", {}) for number in range(1 + OTHER_PROJECTS))
-        session.add_all([mine, *theirs])
+        own, *others_projects = (
+            projects.new(f"project-{number}", {}) for number in range(1 + OTHER_PROJECTS)
+        )
+        session.add_all([own, *others_projects])
         session.flush()
-        ids = [project.id for project in theirs]
-        my_id = mine.id
-    every = others // MINE
+        ids = [project.id for project in others_projects]
+        own_id = own.id
+    every = others // OWN
     for start in range(0, others, _BATCH):
         rows = []
         for number in range(start, min(start + _BATCH, others)):
             if number % every == 0:
-                rows.append(_row(my_id, f"mine-{number}"))
-            rows.append(_row(ids[number % len(ids)], f"theirs-{number}"))
+                rows.append(_row(own_id, f"own-{number}"))
+            rows.append(_row(ids[number % len(ids)], f"other-{number}"))
         with database.write() as session:
             session.execute(insert(Instance), rows)
     if not database.is_sqlite:
         with database.engine.connect() as connection:
             connection.exec_driver_sql("ANALYZE")
-    return my_id
+    return own_id
 
 
 def _row(project_id: str, name: str) -> dict[str, object]:

@@ -82,20 +82,20 @@ def arrivals(tasks: Sequence[Task], milli: int, arrive: float, seed: int) -> lis
     dice.shuffle(offered)
     pool = list(offered)
     limit = arrive * milli
-    asked = sum(task.milli for task in offered)
-    if asked > limit:
-        return _part(offered, asked - limit, dice)
+    requested = sum(task.milli for task in offered)
+    if requested > limit:
+        return _part(offered, requested - limit, dice)
     while any(task.milli for task in pool):
         task = dice.choice(pool)
-        if asked + task.milli > limit:
+        if requested + task.milli > limit:
             break
         offered.append(task)
-        asked += task.milli
+        requested += task.milli
     return offered
 
 
 def _part(offered: list[Task], surplus: float, dice: random.Random) -> list[Task]:
-    """The tasks without random ones that request `surplus` or slightly more."""
+    """The tasks without some random ones, which request `surplus` or slightly more."""
     while surplus > 0:
         surplus -= offered.pop(dice.randrange(len(offered))).milli
     return offered
@@ -104,13 +104,13 @@ def _part(offered: list[Task], surplus: float, dice: random.Random) -> list[Task
 def synthetic(nodes: int, count: int, seed: int = 1) -> tuple[list[Machine], list[Task]]:
     """A cluster and tasks that resemble the trace."""
     dice = random.Random(seed)
-    kinds = [("A", 8, 96_000, 393_216), ("B", 2, 104_000, 524_288), ("C", 4, 32_000, 131_072)]
+    types = [("A", 8, 96_000, 393_216), ("B", 2, 104_000, 524_288), ("C", 4, 32_000, 131_072)]
     fleet = [
         Machine(f"node-{number:05}", cpu, memory, gpus, model)
         for number in range(nodes)
-        for model, gpus, cpu, memory in [kinds[number % len(kinds)]]
+        for model, gpus, cpu, memory in [types[number % len(types)]]
     ]
-    wanted = [
+    shapes = [
         (1, 1000, 8000),
         (1, 1000, 12000),
         (1, 810, 3000),
@@ -118,18 +118,18 @@ def synthetic(nodes: int, count: int, seed: int = 1) -> tuple[list[Machine], lis
         (1, 320, 4000),
         (1, 160, 4000),
     ]
-    wanted += [(0, 0, 12000), (2, 1000, 16000), (4, 1000, 32000), (8, 1000, 64000)]
-    often = [20, 30, 10, 10, 5, 4, 12, 3, 2, 2]
+    shapes += [(0, 0, 12000), (2, 1000, 16000), (4, 1000, 32000), (8, 1000, 64000)]
+    weights = [20, 30, 10, 10, 5, 4, 12, 3, 2, 2]
     made = []
     for number in range(count):
-        gpus, milli, cpu = dice.choices(wanted, often)[0]
+        gpus, milli, cpu = dice.choices(shapes, weights)[0]
         models = (dice.choice("AB"),) if gpus == 1 and dice.random() < 0.1 else ()
         made.append(Task(f"task-{number:05}", cpu, 2 * cpu, gpus, milli, models))
     return fleet, made
 
 
 def _task(row: dict[str, str]) -> Task:
-    """`gpu_spec` is optional in the format."""
+    """A task from a row of the trace, in which `gpu_spec` is optional."""
     gpus = int(row["num_gpu"])
     models = tuple(sorted(model for model in (row.get("gpu_spec") or "").split("|") if model)) if gpus else ()
     milli = int(row["gpu_milli"]) if gpus else 0

@@ -1,7 +1,7 @@
-"""Runs the migrations so that one which is killed half-way has not happened.
+"""Runs the migrations so that a migration that is killed half-way changes nothing.
 
-PostgreSQL: each in a transaction of its own. SQLite (batch mode): all in one, which also keeps a second
-process out.
+PostgreSQL: one transaction for each migration. SQLite (batch mode): one transaction for all migrations, which
+also keeps a second process out.
 """
 
 from typing import Any, Literal
@@ -22,7 +22,7 @@ def _url() -> URL:
 
 
 def _render_type(kind: str, item: Any, _context: Any) -> str | Literal[False]:
-    # A migration must not change when the program's own types do, so it names the plain ones.
+    # A migration must not change when the program's own types change, so it names SQLAlchemy's types.
     if kind == "type" and isinstance(item, UtcDateTime):
         return "sa.DateTime(timezone=True)"
     if kind == "type" and isinstance(item, EnumText):
@@ -31,12 +31,14 @@ def _render_type(kind: str, item: Any, _context: Any) -> str | Literal[False]:
 
 
 def _make_ddl_transactional(engine: Engine) -> None:
-    """Python's sqlite3 runs each CREATE TABLE by itself; a process that was killed left some of them."""
+    """Run CREATE TABLE within the transaction. Python's sqlite3 would commit each at once, so that a killed
+    process would leave some of the tables.
+    """
 
     @event.listens_for(engine, "connect")
     def _leave_transactions_to_us(connection: Any, _record: Any) -> None:
         connection.isolation_level = None
-        # Heeded by a file that has no table yet: so it can give the pages of deleted rows back (db/space.py).
+        # Takes effect in a file without tables. The file can then return pages of deleted rows (db/space.py).
         connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
 
     @event.listens_for(engine, "begin")
@@ -49,8 +51,8 @@ def _migrate(connection: Connection) -> None:
     if not is_sqlite:
         # Two replicas that start together: the second waits, then finds nothing to do.
         connection.execute(text("SELECT pg_advisory_lock(hashtext('mooring.migrations'))"))
-        # A migration that waits behind a long transaction would make every later query wait behind it.
-        # Set last: it would bound the wait for the first replica too.
+        # While a migration waits for a lock behind a long transaction, all later queries wait behind the
+        # migration. Set after the advisory lock, because it would also limit the wait for the first replica.
         connection.execute(text("SET lock_timeout = '5s'"))
         connection.commit()
     context.configure(
@@ -67,7 +69,7 @@ def _migrate(connection: Connection) -> None:
 
 
 url = _url()
-# The seconds that a second process on SQLite waits for the first.
+# On SQLite, a second process waits up to 60 s for the first.
 engine = create_engine(url, connect_args={"timeout": 60} if url.get_backend_name() == "sqlite" else {})
 if engine.dialect.name == "sqlite":
     _make_ddl_transactional(engine)

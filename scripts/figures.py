@@ -6,8 +6,9 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-NAMES = ("preemptible", "max_duration_s", "link_score", "usage_half_life_s")
-REASONS = re.compile(r"(?:insufficient|no|not|wrong|node|gpu|group|project|quota)_[a-z_]+|cordoned|draining")
+FIELDS = ("preemptible", "max_duration_s", "link_score", "usage_half_life_s")
+# The form of refusal codes.
+CODES = re.compile(r"(?:insufficient|no|not|wrong|node|gpu|group|project|quota)_[a-z_]+|cordoned|draining")
 
 
 def main() -> None:
@@ -24,21 +25,21 @@ def main() -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno
     )
     print(f"longest function\t{length}\t{function}")
-    for word in (*NAMES, *_refusal_codes(trees)):
-        files = [name for name, text in texts.items() if re.search(rf"\b{word}\b", text)]
-        print(f"files that name {word}\t{len(files)}")
-    twice = names_used_twice(trees)
+    for field_or_code in (*FIELDS, *_refusal_codes(trees)):
+        files = [name for name, text in texts.items() if re.search(rf"\b{field_or_code}\b", text)]
+        print(f"files that name {field_or_code}\t{len(files)}")
+    twice = _names_used_twice(trees)
     print(f"class names used twice\t{len(twice)}\t{' '.join(sorted(twice))}")
 
 
 def _refusal_codes(trees: dict[str, ast.Module]) -> list[str]:
-    """The reasons that the scheduler's filters give."""
+    """The refusal codes of the scheduler's rules: their strings, except names of fields of the model."""
     found = {
         node.value
         for name, tree in trees.items()
         if name.startswith("scheduler/") and name.endswith(("filters.py", "gpu_rules.py", "gpu_shortage.py"))
         for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and REASONS.fullmatch(node.value)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODES.fullmatch(node.value)
     }
     fields = {
         node.target.id
@@ -48,8 +49,8 @@ def _refusal_codes(trees: dict[str, ast.Module]) -> list[str]:
     return sorted(found - fields)
 
 
-def names_used_twice(trees: dict[str, ast.Module]) -> dict[str, list[str]]:
-    """Class names that two files define; database rows and schemas share theirs on purpose."""
+def _names_used_twice(trees: dict[str, ast.Module]) -> dict[str, list[str]]:
+    """Class names that several files define, except tables and schemas, which share names on purpose."""
     where: dict[str, list[str]] = defaultdict(list)
     for file, tree in trees.items():
         if not file.startswith(("db/tables", "schemas/")):

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Pins the dependencies of pyproject.toml, with the hashes of every wheel of each version:
+# Pins the dependencies of pyproject.toml, each with the hashes of all its files:
 #
 #     requirements.txt          packages of the program
 #     requirements-build.txt    packages to build a wheel or an editable install
-#     requirements-dev.txt      both, and packages to check and test it
+#     requirements-dev.txt      both, and packages to check and test the program
 #
 #     scripts/lock.sh              after a change of pyproject.toml; keeps the pins that still fit
 #     scripts/lock.sh --upgrade    upgrades all packages
@@ -18,7 +18,7 @@ PIP_TOOLS="pip-tools==7.6.2"
 PYTHON=${PYTHON:-python3.11}
 
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||
-    { echo "scripts/lock.sh needs Python 3.11 (PYTHON=${PYTHON} is not)" >&2 && exit 1; }
+    { echo "scripts/lock.sh needs Python 3.11, and ${PYTHON} is not: set PYTHON" >&2 && exit 1; }
 
 # Keep the setting for CA certificates, which does not affect the choice of packages.
 cert=${PIP_CERT:-$("$PYTHON" -m pip config get global.cert 2>/dev/null || true)}
@@ -37,7 +37,7 @@ compile() {
         --no-emit-find-links --no-emit-trusted-host --resolver=backtracking "$@" pyproject.toml
 }
 
-# Later files use the versions of earlier ones, so that all three fit in one environment.
+# Later files use the versions of earlier files, so that all three fit in one environment.
 compile --output-file=requirements.txt "$@"
 compile --output-file=requirements-build.txt --constraint=requirements.txt --only-build-deps \
     --build-deps-for=wheel "$@"

@@ -1,12 +1,13 @@
-"""Builds the image, starts docker-compose.yml on a private dockerd and has it run an instance with a GPU.
+"""Builds the image, starts docker-compose.yml on a private dockerd, and runs an instance with a GPU there.
 
     sudo .venv/bin/python scripts/try_images.py
 
-For Debian as root. Needs debootstrap, docker-compose and the test bed's parts. It takes minutes and downloads
- Debian packages, so CI does not run it; run it after a change of Dockerfile or docker-compose.yml.
+Run it as root on Debian, after a change of Dockerfile or docker-compose.yml. It needs debootstrap,
+docker-compose and the parts of the test bed. It takes minutes and downloads Debian packages, so CI does not
+run it.
 
-No image comes from a registry: Debian with its own Python and PostgreSQL stands in for python:3.12-slim and
-for postgres:16, a wheelhouse in it for the package index, and the test bed's stand-ins for NVIDIA's parts.
+No image comes from a registry. A Debian tree with its own Python and PostgreSQL replaces python:3.12-slim and
+postgres:16, wheels in that tree replace the package index, and the test bed's stand-ins NVIDIA's parts.
 """
 
 import base64
@@ -112,8 +113,8 @@ def try_compose(node: DockerNode, scratch: Path) -> None:
     log_step("docker-compose up")
     compose.run("up", "--detach")
     try:
-        watch_an_instance(node, compose)
-        restart(node, compose)
+        check_an_instance(node, compose)
+        check_restart(node, compose)
         check_server(node, compose)
     except BaseException:
         print(compose.run("ps"), compose.run("logs", "--tail=40"), file=sys.stderr)
@@ -131,13 +132,13 @@ def make_postgres(node: DockerNode, folder: Path) -> None:
 
 
 def print_size(node: DockerNode) -> None:
-    """The size that the Dockerfile adds: users have another base image."""
+    """Print the size that the Dockerfile adds. The size of the base image differs from the real one's."""
     sizes = {name: node.client.images.get(name).attrs["Size"] for name in (BASE, "mooring:local")}
     log_step(f"the image adds {(sizes['mooring:local'] - sizes[BASE]) / 1e6:.0f} MB to its base")
 
 
 class Compose:
-    """docker-compose.yml, with an extra file that adds the stand-ins to the agent."""
+    """Runs docker-compose.yml, with an extra file that adds the stand-ins to the agent."""
 
     def __init__(self, node: DockerNode, scratch: Path) -> None:
         self.admin_key = secrets.token_hex(24)
@@ -154,23 +155,23 @@ class Compose:
             "NVIDIA_CTK": str(node.bin_dir / "nvidia-ctk"),
             "NVIDIA_RUNTIME_CONFIG": str(make_folder(scratch / "nvidia-container-runtime")),
         }
-        self._files = [self._given(scratch), self._stand_ins(scratch)]
+        self._files = [self._for_compose_1(scratch), self._with_stand_ins(scratch)]
 
-    def _given(self, scratch: Path) -> str:
-        """Compose 1, the version in Debian 12, rejects an option that Compose 2 needs."""
-        given = (ROOT / "docker-compose.yml").read_text()
+    def _for_compose_1(self, scratch: Path) -> str:
+        """docker-compose.yml without an option that Compose 1 of Debian 12 rejects; Compose 2 needs it."""
+        original = (ROOT / "docker-compose.yml").read_text()
         path = scratch / "docker-compose.yml"
-        path.write_text(re.sub(r"^ +bind: .*\n", "", given, flags=re.MULTILINE))
+        path.write_text(re.sub(r"^ +bind: .*\n", "", original, flags=re.MULTILINE))
         return str(path)
 
-    def _stand_ins(self, scratch: Path) -> str:
+    def _with_stand_ins(self, scratch: Path) -> str:
         configuration = make_folder(scratch / "nvml")
         (configuration / "nvml.txt").write_text("gpus 2\n")
         agent = {
             "environment": {
                 "LD_LIBRARY_PATH": "/nvml",
                 "NVIDIA_NVML_STANDIN": "/nvml-configuration/nvml.txt",
-                # The machine's Docker is its distribution's, which is older than the minimum version.
+                # Debian's Docker is older than the minimum version.
                 "MOORING_ALLOW_UNSAFE_VERSIONS": "true",
             },
             "volumes": [f"{standin.build()}:/nvml:ro", f"{configuration}:/nvml-configuration:ro"],
@@ -179,10 +180,10 @@ class Compose:
         path.write_text(json.dumps({"services": {"agent": agent}}))
         return str(path)
 
-    def run(self, *words: str) -> str:
+    def run(self, *arguments: str) -> str:
         files = [option for file in self._files for option in ("-f", file)]
         fixed = ["--project-directory", str(ROOT), "--project-name", "mooring-try"]
-        return run("docker-compose", *files, *fixed, *words, env=self._environment)
+        return run("docker-compose", *files, *fixed, *arguments, env=self._environment)
 
 
 def make_folder(path: Path) -> Path:
@@ -190,7 +191,7 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-def watch_an_instance(node: DockerNode, compose: Compose) -> None:
+def check_an_instance(node: DockerNode, compose: Compose) -> None:
     client = Client(node, compose.admin_key)
     log_step("waiting for the node")
     ready = wait_until(client.ready_nodes, 90, 0.5)
@@ -208,8 +209,8 @@ def watch_an_instance(node: DockerNode, compose: Compose) -> None:
     log_step(f"instance {created['id']} runs with {uuids[0]}; simulated: {instance['simulated']}")
 
 
-def restart(node: DockerNode, compose: Compose) -> None:
-    """The agent's identity and the instances outlive their containers; a second `up` does not join again."""
+def check_restart(node: DockerNode, compose: Compose) -> None:
+    """After `down` and a second `up`, the node is the same, and the instance's container runs again."""
     client = Client(node, compose.admin_key)
     before = client.call("GET", "/v1/instances")["items"]
     log_step("docker-compose down and up again")
@@ -234,25 +235,25 @@ def check_server(node: DockerNode, compose: Compose) -> None:
     assert token.startswith("mj_")
     container = node.client.containers.get(compose.run("ps", "--quiet", "server").strip())
     assert container.attrs["State"]["Health"]["Status"] == "healthy"
-    started = time.monotonic()
+    began = time.monotonic()
     container.stop()
-    took, status = time.monotonic() - started, container.wait()["StatusCode"]
-    assert status == 0
+    took = time.monotonic() - began
+    assert container.wait()["StatusCode"] == 0
     log_step(f"the server, healthy and not root, creates join tokens and stops in {took:.1f} s")
 
 
 class Client:
-    """The API as published on the node's loopback."""
+    """Calls the API, which is published on the loopback of the node's network namespace."""
 
     def __init__(self, node: DockerNode, key: str) -> None:
         self._node, self._key = node, key
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        words = ["curl", "--silent", "--show-error", "--fail-with-body", "--max-time", "30", "-X", method]
-        words += ["-H", f"Authorization: Bearer {self._key}", API + path]
+        argv = ["curl", "--silent", "--show-error", "--fail-with-body", "--max-time", "30", "-X", method]
+        argv += ["-H", f"Authorization: Bearer {self._key}", API + path]
         if body is not None:
-            words += ["-H", "Content-Type: application/json", "--data", json.dumps(body)]
-        return json.loads(run(*self._node.inside(*words)))
+            argv += ["-H", "Content-Type: application/json", "--data", json.dumps(body)]
+        return json.loads(run(*self._node.inside(*argv)))
 
     def ready_nodes(self) -> list[Any]:
         try:
@@ -266,9 +267,9 @@ def docker_environment(node: DockerNode) -> dict[str, str]:
     return node.environment | {"DOCKER_HOST": node.url, "DOCKER_BUILDKIT": "0"}
 
 
-def run(*words: str, env: Mapping[str, str] | None = None) -> str:
+def run(*argv: str, env: Mapping[str, str] | None = None) -> str:
     done = subprocess.run(
-        words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     if done.returncode:
         print(done.stdout[-4000:], file=sys.stderr)

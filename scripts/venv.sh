@@ -2,7 +2,7 @@
 # Creates or updates .venv with the pinned packages and the program itself:
 #
 #     scripts/venv.sh run    the packages that `make up` needs
-#     scripts/venv.sh dev    also the packages that check and test the program
+#     scripts/venv.sh dev    those, and the packages that check and test the program
 #
 # PYTHON=/path/to/python3 chooses the interpreter; the default is the first suitable one in PATH.
 set -euo pipefail
@@ -20,7 +20,7 @@ can_make_venv() {
     "$1" -c 'import ensurepip, venv' 2>/dev/null
 }
 
-# Prints the interpreter; messages go to stderr.
+# Prints the first suitable interpreter.
 find_python() {
     local candidate
     for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
@@ -32,12 +32,12 @@ find_python() {
     return 1
 }
 
-# Only Debian splits venv from Python, and only root can install it.
+# Installs Python with venv, if this is Debian, where venv is a package of its own, and the user is root.
 install_python() {
     [[ -z ${PYTHON:-} ]] && ((EUID == 0)) && [[ -e /etc/debian_version ]] && command -v apt-get >/dev/null || return 1
     echo "installing python3 and python3-venv by apt-get (once)…" >&2
     local get=(env DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends)
-    # The lists may be absent (a fresh container image) or stale.
+    # If that fails: the package lists may be absent (a fresh container image) or stale.
     "${get[@]}" python3 python3-venv >/dev/null ||
         { apt-get update -qq >&2 && "${get[@]}" python3 python3-venv >/dev/null; }
 }
@@ -55,7 +55,7 @@ print_requirements() {
 } >&2
 
 make_venv() {
-    # Recreate a broken one, whose Python was upgraded or removed.
+    # Otherwise there is no .venv, or a broken one, whose Python was upgraded or removed.
     if is_fit "$VENV/bin/python" && "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
         echo "updating $VENV…"
         return
@@ -66,7 +66,7 @@ make_venv() {
     "$python" -m venv --clear "$VENV"
 }
 
-# Show pip's output only when it fails.
+# Runs `pip install`, and shows its output only if it fails.
 install() {
     "$VENV/bin/python" -m pip --disable-pip-version-check --no-input install --progress-bar=off "$@" >"$LOG" 2>&1 && return
     tail -n 30 "$LOG" >&2

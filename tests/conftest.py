@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mooring.db import migrate
+from tests import compiled_statements
 from tests.nodes import WireNode
 from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.postgres import PostgresCluster
@@ -19,28 +20,30 @@ DATABASES = ("sqlite", "postgresql")
 # A file that takes minutes starts first: started last, it would leave the other workers idle.
 _LONGEST_FIRST = ("contract/test_schemathesis.py", "walk/", "scheduler/", "testbed/", "contract/")
 
-# Fixtures that start a daemon. The quick loop leaves out the tests that use them.
+# Fixtures that start a daemon. `--quick` leaves out the tests that use them.
 _DAEMONS = {
     "docker_node", "docker_nodes", "new_docker_node", "new_postgres_cluster", "postgres_cluster",
     "private_registry", "registry", "root_address", "swarm_of_two",
 }  # fmt: skip
-# These start daemons or tools of node_modules without one of the above fixtures, or measure the machine.
+# Tests that start daemons or tools of node_modules without one of the above fixtures, or measure the machine.
 _NEVER_QUICK = ("contract/", "sso/", "testbed/", "walk/", "test_packaging.py", "test_readme.py")
 _DATABASE_FIXTURES = ("database_url", "shared_service", "setup", "history")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="only what needs no daemon; on SQLite")
+    parser.addoption("--quick", action="store_true", help="only tests that need no daemon, on SQLite")
     parser.addoption("--every-database", action="store_true", help="every test on SQLite and PostgreSQL")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One worker more than there are CPUs: tests with daemons wait for them half of the time."""
-    return (os.cpu_count() or 1) + (not config.getoption("quick"))
+    """More workers than CPUs: the tests wait for timers and daemons. More daemons would need more memory."""
+    cpus = os.cpu_count() or 1
+    return cpus * 2 if config.getoption("quick") else cpus + 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    compiled_statements.share()
     config.addinivalue_line(
         "markers",
         "both_databases: run on PostgreSQL too: races, locks, quotas, pages, triggers, access, bad input",
@@ -94,7 +97,7 @@ def _relative_to_tests(path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def default_umask() -> Iterator[None]:
-    """Resets the umask for every test: a `mooring` command in this process may have changed it."""
+    """Resets the umask around every test: a `mooring` command in this process may have changed it."""
     os.umask(0o022)
     yield
     os.umask(0o022)

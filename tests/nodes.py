@@ -79,7 +79,7 @@ class WireNode:
         self.specs = Specs()
 
     def report(self, *instances: ObservedInstance, **fields: Any) -> SyncRequest:
-        """The next report, with exactly these instances (`instances=None`: unknown)."""
+        """Create the next report, with exactly these instances (`instances=None`: unknown)."""
         self.seq += 1
         return SyncRequest.model_validate(
             {
@@ -97,7 +97,7 @@ class WireNode:
         )
 
     def sync(self, *instances: ObservedInstance, **fields: Any) -> SyncAnswer:
-        """Send a report; return and store its answer."""
+        """Send the next report; store and return the answer."""
         answer = self.post_sync(*instances, **fields)
         assert answer.status_code == 200, answer.text
         completed = self.specs.complete(SyncAnswer.model_validate_json(answer.content))
@@ -107,7 +107,7 @@ class WireNode:
         return completed
 
     def post_stream_requests(self, **fields: Any) -> httpx.Response:
-        """Request the streams that users wait for."""
+        """Send a request for the streams that users wait for."""
         return self.http.post("/agent/v1/stream-requests", json={"session": self.session, **fields})
 
     def stream_requests(self, **fields: Any) -> list[StreamRequest]:
@@ -117,7 +117,7 @@ class WireNode:
         return StreamRequests.model_validate_json(answer.content).streams
 
     def post_start_secrets(self, assignment: Assignment, **fields: Any) -> httpx.Response:
-        """Request the secrets and registry credentials of this attempt."""
+        """Send a request for the secrets and registry credentials of this attempt."""
         body = {"session": self.session, "attempt": assignment.attempt, **fields}
         return self.http.post(f"/agent/v1/instances/{assignment.instance_id}/start-secrets", json=body)
 

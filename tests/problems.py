@@ -14,7 +14,7 @@ MEMBERS = {"type", "title", "status", "detail", "instance", "code", "request_id"
 
 
 def problem(answer: httpx.Response, status: int, code: str | None = None) -> dict[str, Any]:
-    """The problem document of an answer; fails if it is none."""
+    """The problem document of an answer. Raises AssertionError if the answer has another status or code."""
     assert answer.status_code == status, f"{answer.status_code}: {answer.text[:500]}"
     assert answer.headers["content-type"] == "application/problem+json"
     document: dict[str, Any] = answer.json()

@@ -2,14 +2,14 @@
 
 from datetime import timedelta
 
-from mooring.control.retention import Kept
+from mooring.control.retention import RetentionTimes
 from mooring.control.tenants.storage import StorageLimits
 from mooring.loops.retention import Retention, SteadyClock
 from tests.service import RunningService
 
-DEFAULTS = Kept(timedelta(days=30), timedelta(hours=24), timedelta(days=30))
-# Deletes everything that the shortest settings would delete some seconds later.
-IMMEDIATE = Kept(timedelta(0), timedelta(0), timedelta(days=30))
+DEFAULTS = RetentionTimes(timedelta(days=30), timedelta(hours=24), timedelta(days=30))
+# Purges everything that the shortest settings would purge some seconds later.
+IMMEDIATE = RetentionTimes(timedelta(0), timedelta(0), timedelta(days=30))
 LIMITS = StorageLimits(stored_bytes=1024**3, written_bytes_per_day=2 * 1024**3)
 
 
@@ -20,5 +20,5 @@ class TrustedClock(SteadyClock):
         return True
 
 
-def purge(service: RunningService, kept: Kept = DEFAULTS, limits: StorageLimits = LIMITS) -> None:
+def purge(service: RunningService, kept: RetentionTimes = DEFAULTS, limits: StorageLimits = LIMITS) -> None:
     Retention(service.plane.database, kept, limits, TrustedClock()).tick()

@@ -97,7 +97,7 @@ def settings_for(database_url: str, data_dir: Path, **more: Any) -> Settings:
 
 @contextmanager
 def running(settings: Settings, limits: ConnectionLimits | None = None) -> Iterator[RunningService]:
-    """Serve for the length of the block."""
+    """Serve within the block, then compare the scheduler's cache with the database."""
     plane = open_control_plane(settings)
     started: list[str] = []
     ready = threading.Event()
@@ -123,7 +123,7 @@ def running(settings: Settings, limits: ConnectionLimits | None = None) -> Itera
 
 
 def assert_cache_matches_database(plane: ControlPlane, service: Service) -> None:
-    """Every cached node equals its row: no writer forgot `control/revisions.py`. Checked after API tests."""
+    """Check that every cached node equals its row. Otherwise a writer did not call `control/revisions.py`."""
 
     def differ() -> bool:
         with plane.database.read() as session:
@@ -133,12 +133,12 @@ def assert_cache_matches_database(plane: ControlPlane, service: Service) -> None
             _stable_fields(node, timestamp) for node in stored
         ]
 
-    # A running service may change a row between the two reads.
+    # A service that still runs may change a row between the two reads, but not three times in a row.
     assert not (differ() and differ() and differ())
 
 
 def _stable_fields(node: NodeView, timestamp: float) -> NodeView:
-    """The node without reservations that are over: their end notifies nobody."""
+    """The node without ended reservations: the end of a reservation does not update the cache."""
     gpus = (
         replace(gpu, reserved=tuple(each for each in gpu.reserved if each.to_at > timestamp))
         for gpu in node.gpus

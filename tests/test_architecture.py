@@ -10,13 +10,13 @@ import pytest
 from fastapi import APIRouter, FastAPI
 
 from mooring.api.auth import authorization
-from mooring.core import errors as tree
+from mooring.core import errors
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "mooring"
 FILES = sorted(SOURCE.rglob("*.py"))
 MAX_LINES = 400
-# Only these may open a transaction.
+# Only modules in these may open a transaction.
 EDGES = ("api/", "loops/", "server.py", "cli/", "db/")
 MAX_FUNCTION_LINES = 50
 CODE = re.compile(r"[a-z][a-z0-9_]*")
@@ -39,7 +39,7 @@ def _nodes(path: Path) -> tuple[ast.AST, ...]:
 
 
 def _called(node: ast.AST) -> str:
-    """The last name of what is called: `commit` of `session.commit()`."""
+    """The last part of the called name: `commit` of `session.commit()`; empty if the node is no call."""
     if not isinstance(node, ast.Call):
         return ""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -65,7 +65,7 @@ def test_functions_are_short() -> None:
 
 
 def test_signal_handlers_only_write_to_a_pipe() -> None:
-    """A handler interrupts the main thread anywhere: setting an event that this thread uses can deadlock."""
+    """A handler interrupts the main thread anywhere. Setting an event that this thread uses can deadlock."""
     handlers = [
         (_name(path), ast.unparse(node.args[1]))
         for path in FILES
@@ -77,8 +77,8 @@ def test_signal_handlers_only_write_to_a_pipe() -> None:
     assert [each for each in handlers if not allowed.fullmatch(each[1])] == []
 
 
-def test_a_class_name_stands_for_one_thing() -> None:
-    """Rows and schemas excepted: a row, its schema and what the code calls it may share a name."""
+def test_no_two_modules_define_classes_of_one_name() -> None:
+    """Except tables and schemas: a table, its schema and a class elsewhere may share a name."""
     where: dict[str, list[str]] = {}
     for path in FILES:
         if not _name(path).startswith(("db/tables", "schemas/")):
@@ -111,7 +111,7 @@ def test_sessions_are_opened_at_the_edges_only() -> None:
 
 
 def _opens(node: ast.AST) -> bool:
-    """`database.read()` or `….database.write()`, under whatever name the database goes."""
+    """Whether it calls `read()` or `write()` of an object with a name that ends in `database` or `db`."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     owner = ast.unparse(node.func.value)
@@ -133,9 +133,9 @@ def test_control_scheduler_core_and_schemas_import_no_network_library() -> None:
         assert not imported & {"fastapi", "starlette", "uvicorn", "httpx", "requests", "socket"}, _name(path)
 
 
-def test_no_dependency_does_anything_after_the_answer() -> None:
-    """FastAPI runs what follows the `yield` of a dependency once the answer is out: a commit there that
-    fails has been acknowledged.
+def test_no_dependency_runs_code_after_the_answer() -> None:
+    """FastAPI runs the code after a dependency's `yield` once the answer is sent. If a commit there failed,
+    the client would have received a success.
     """
     injected, generators = set(), {}
     for path in FILES:
@@ -152,7 +152,7 @@ def test_no_dependency_does_anything_after_the_answer() -> None:
     assert injected & generators.keys() == set()
 
 
-def test_only_move_and_assign_change_an_instances_state() -> None:
+def test_only_new_row_move_and_assign_write_an_instances_state() -> None:
     written = {
         (_name(path), scope.name if isinstance(scope, ast.FunctionDef) else "")
         for path in FILES
@@ -168,7 +168,7 @@ def test_only_move_and_assign_change_an_instances_state() -> None:
 
 
 def _scopes(tree: ast.Module) -> Iterator[ast.AST]:
-    """Every function, and the module without them."""
+    """Every function, and the statements of the module that are outside of functions and classes."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     yield from functions
     rest = [node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)]
@@ -176,10 +176,10 @@ def _scopes(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _writes_state(scope: ast.AST, *, bulk: bool) -> bool:
-    """Whether it assigns `x.state`, or has an INSERT or UPDATE of instances that sets `state`.
+    """Whether the scope assigns `x.state`, or has an INSERT or UPDATE of instances that sets `state`.
 
     Args:
-        bulk: the file has UPDATE statements, so a dict with the key "state" may be a row of one.
+        bulk: the file has UPDATE statements, so a dict with the key "state" may be the values of one.
     """
     for node in ast.walk(scope):
         match node:
@@ -205,15 +205,12 @@ def _names_state(key: ast.expr | None, *, bulk: bool) -> bool:
 
 
 def codes_in_source() -> dict[str, str]:
-    """Every code that the source can send, and where it stands."""
+    """Every code that the source can send, and the file and line where it first occurs."""
     found: dict[str, str] = {}
     for path in FILES:
-        if path.name.startswith("simulated_output"):
-            continue
         for node in _nodes(path):
-            for word in _codes(node):
-                if CODE.fullmatch(word):
-                    found.setdefault(word, f"{_name(path)}:{getattr(node, 'lineno', 0)}")
+            for code in filter(CODE.fullmatch, _codes(node)):
+                found.setdefault(code, f"{_name(path)}:{getattr(node, 'lineno', 0)}")
     return found
 
 
@@ -221,10 +218,8 @@ def _codes(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Call | ast.ClassDef):
         yield from _texts([keyword.value for keyword in node.keywords if keyword.arg == "code"])
     if isinstance(node, ast.Call):
-        if _called(node) in {"PydanticCustomError", "_error", "_refuse"}:
+        if _called(node) in {"PydanticCustomError", "_error"}:
             yield from _texts(node.args[:1])
-        if _called(node) == "_refusal":
-            yield from _texts(node.args[1:2])
     elif isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
         yield from _texts(
@@ -241,7 +236,7 @@ def _codes(node: ast.AST) -> Iterator[str]:
 
 
 def _tables(target: str, value: ast.expr) -> Iterator[str]:
-    """The tables that map what Docker and NVML say to codes."""
+    """The codes in the tables that map errors of Docker and events of NVML to codes."""
     if target in {"CODES", "RECOVERY_ACTIONS"} and isinstance(value, ast.Dict):
         yield from _texts(value.values)
     if target == "_START_FAILURES" and isinstance(value, ast.List):
@@ -268,18 +263,22 @@ def test_every_code_is_documented() -> None:
 
 
 def test_every_documented_error_is_sent() -> None:
-    errors = (ROOT / "docs" / "errors.md").read_text().split("## Errors")[1].split("\n## ")[0]
-    documented = re.findall(r"^\| `([a-z_]+)` \| (\d{3})", errors, re.MULTILINE)
+    section = (ROOT / "docs" / "errors.md").read_text().split("## Errors")[1].split("\n## ")[0]
+    documented = re.findall(r"^\| `([a-z_]+)` \| (\d{3})", section, re.MULTILINE)
     assert len(documented) == len(dict(documented))
     sent = codes_in_source()
     assert [code for code, _status in documented if code not in sent] == []
 
 
 def test_every_error_code_is_a_class_with_a_row_in_the_documentation() -> None:
-    kinds = [kind for kind in vars(tree).values() if isinstance(kind, type)]
-    codes = {kind.code: kind.status for kind in kinds if issubclass(kind, tree.MooringError)}
-    assert codes.keys() == {*tree.MooringError.by_code, tree.MooringError.code}
-    assert len(codes) == sum(issubclass(kind, tree.MooringError) for kind in kinds)
+    classes = [
+        each
+        for each in vars(errors).values()
+        if isinstance(each, type) and issubclass(each, errors.MooringError)
+    ]
+    codes = {each.code: each.status for each in classes}
+    assert codes.keys() == {*errors.MooringError.by_code, errors.MooringError.code}
+    assert len(codes) == len(classes)
     rows = re.findall(
         r"^\| `([a-z_]+)` \| (\d{3}) \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE
     )
@@ -287,18 +286,19 @@ def test_every_error_code_is_a_class_with_a_row_in_the_documentation() -> None:
 
 
 def test_an_error_is_raised_with_the_code_of_its_class() -> None:
+    """No other module defines error classes, and no call sets the code, status or title."""
     for path in FILES:
         for node in _nodes(path):
             if isinstance(node, ast.ClassDef) and _name(path) != "core/errors.py":
                 bases = {ast.unparse(base).split(".")[-1] for base in node.bases}
-                assert not bases & vars(tree).keys() - {"Any"}, f"{_name(path)}:{node.lineno}"
-            if isinstance(node, ast.Call) and isinstance(getattr(tree, _called(node), None), type):
-                given = {keyword.arg for keyword in node.keywords}
-                assert not given & {"code", "status", "title"}, f"{_name(path)}:{node.lineno}"
+                assert not bases & vars(errors).keys() - {"Any"}, f"{_name(path)}:{node.lineno}"
+            if isinstance(node, ast.Call) and isinstance(getattr(errors, _called(node), None), type):
+                arguments = {keyword.arg for keyword in node.keywords}
+                assert not arguments & {"code", "status", "title"}, f"{_name(path)}:{node.lineno}"
 
 
-def test_topics_are_made_by_the_enum_only() -> None:
-    """A misspelt topic would be a silent delay. Notifications of PostgreSQL have the names of topics."""
+def test_topics_are_made_by_the_enum_or_received() -> None:
+    """A misspelt topic would be a silent delay. db/notifications.py makes topics of what PostgreSQL sends."""
     made = {_name(path) for path in FILES for node in _nodes(path) if _called(node) == "ObjectTopic"}
     assert made == {"db/signals.py", "db/notifications.py"}
 

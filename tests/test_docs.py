@@ -38,15 +38,15 @@ TABLES = ("nodes", "gpus", "instances", "instance_groups", "reservations", "proj
 
 def test_every_security_rule_is_listed_once_and_names_existing_modules() -> None:
     rules = re.findall(r"^\| (R\d+) \| (.+?) \|", SECURITY, re.MULTILINE)
-    assert [name for name, _held in rules] == [f"R{number}" for number in range(1, RULES + 1)]
-    for name, held in rules:
+    assert [name for name, _text in rules] == [f"R{number}" for number in range(1, RULES + 1)]
+    for name, text in rules:
         for module in re.findall(
-            r"\b((?:agent|api|control|core|db|schemas)/[a-z_/]+\.py|settings\.py)", held
+            r"\b((?:agent|api|control|core|db|schemas)/[a-z_/]+\.py|settings\.py)", text
         ):
             assert (ROOT / "src" / "mooring" / module).exists(), f"{name}: {module}"
 
 
-def test_every_named_test_exists() -> None:
+def test_every_test_file_of_the_security_page_exists() -> None:
     named = set(re.findall(r"`(tests/[a-z_/]+\.py)`", SECURITY))
     assert len(named) > 30
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
@@ -90,7 +90,7 @@ def test_every_path_of_the_walk_exists() -> None:
 
 @cache
 def _defined() -> dict[str, set[str]]:
-    """The names that a module, class or table has, by its name. A class has all names of its module."""
+    """Names by their owner: a module, class or table. A class counts as owner of all names of its module."""
     defined: dict[str, set[str]] = defaultdict(set)
     for path in MODULES:
         nodes = list(ast.walk(ast.parse(path.read_text())))
@@ -125,10 +125,10 @@ def test_decisions_are_numbered_without_gaps() -> None:
 
 def test_every_dependency_has_a_reason() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    text = next(path for path in DECISIONS if path.name.startswith("0002")).read_text()
-    missing = [name for each in wanted if (name := re.split(r"[><=;\s]", each)[0]) not in text]
-    assert missing == []
+    requirements = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    names = [re.split(r"[><=;\s]", requirement)[0] for requirement in requirements]
+    reasons = next(path for path in DECISIONS if path.name.startswith("0002")).read_text()
+    assert [name for name in names if name not in reasons] == []
 
 
 def test_the_glossary_is_short_and_has_every_term() -> None:

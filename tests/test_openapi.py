@@ -1,4 +1,4 @@
-"""The OpenAPI document is valid, complete and as the API contract (api.md) requires."""
+"""The OpenAPI document is valid and complete, and the service answers as the document says."""
 
 import json
 import re
@@ -108,9 +108,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     folder: Path = tmp_path_factory.mktemp("openapi")
     with (
         running(settings_for(f"sqlite:///{folder / 'mooring.db'}", folder)) as service,
-        service.client as made,
+        service.client as admin_client,
     ):
-        yield made
+        yield admin_client
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
 
 
 def _schema(document: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a body, with all that it refers to."""
+    """The schema of a body, with the components that it refers to."""
     return {**content["schema"], "components": document["components"]}
 
 
@@ -137,7 +137,7 @@ def test_the_document_is_valid(document: dict[str, Any]) -> None:
         Draft202012Validator.check_schema(schema)
 
 
-def test_the_document_has_the_operations_of_the_contract(document: dict[str, Any]) -> None:
+def test_the_document_has_exactly_these_operations(document: dict[str, Any]) -> None:
     assert {name: operation["operationId"] for name, operation in _operations(document)} == ENDPOINTS
 
 
@@ -172,21 +172,19 @@ def test_the_description_of_update_instance_names_every_field(document: dict[str
 
 def test_every_operation_lists_its_errors_as_problems(document: dict[str, Any]) -> None:
     for name, operation in _operations(document):
-        rejected = {
-            code: _answer(document, operation, code) for code in operation["responses"] if code >= "4"
-        }
-        for code, answer in rejected.items():
+        errors = {code: _answer(document, operation, code) for code in operation["responses"] if code >= "4"}
+        for code, answer in errors.items():
             assert list(answer["content"]) == ["application/problem+json"], (name, code)
             schema = answer["content"]["application/problem+json"]["schema"]
             assert schema == {"$ref": "#/components/schemas/Problem"}, (name, code)
             assert answer["description"], (name, code)
-        assert {"400", "413", "431", "500"} <= rejected.keys(), name
+        assert {"400", "413", "431", "500"} <= errors.keys(), name
         if name not in {"GET /healthz", "GET /readyz"}:
-            assert {"401", "403", "422", "429", "503"} <= rejected.keys(), name
+            assert {"401", "403", "422", "429", "503"} <= errors.keys(), name
         if "{" in name and not name.startswith("POST /agent"):
-            assert "404" in rejected, name
+            assert "404" in errors, name
         if "requestBody" in operation:
-            assert "415" in rejected, name
+            assert "415" in errors, name
         assert any(code < "300" for code in operation["responses"]), name
 
 
@@ -208,12 +206,12 @@ def test_problems_have_the_members_that_are_sent(document: dict[str, Any]) -> No
 def test_every_body_has_an_example_that_validates(document: dict[str, Any]) -> None:
     for name, operation in _operations(document):
         answers = [answer for code, answer in operation["responses"].items() if code < "300"]
-        for bearer in (operation.get("requestBody", {}), *answers):
-            for kind, content in bearer.get("content", {}).items():
+        for body in (operation.get("requestBody", {}), *answers):
+            for media_type, content in body.get("content", {}).items():
                 examples = list(_examples(document, content))
-                assert examples, (name, kind)
+                assert examples, (name, media_type)
                 for example in examples:
-                    _require_valid(document, kind, content, example)
+                    _require_valid(document, media_type, content, example)
 
 
 def _examples(document: dict[str, Any], content: dict[str, Any]) -> Iterator[Any]:
@@ -224,26 +222,26 @@ def _examples(document: dict[str, Any], content: dict[str, Any]) -> Iterator[Any
     yield from document["components"]["schemas"].get(reference, {}).get("examples", ())
 
 
-def _require_valid(document: dict[str, Any], kind: str, content: dict[str, Any], example: Any) -> None:
-    """Raises if an example does not match the schema, or is no text of its media type."""
+def _require_valid(document: dict[str, Any], media_type: str, content: dict[str, Any], example: Any) -> None:
+    """Raises if an example does not match the schema, or does not have the form of its media type."""
     if "schema" in content:
         Draft202012Validator(_schema(document, content)).validate(example)
-    if kind == "application/x-ndjson":
+    if media_type == "application/x-ndjson":
         for line in example.splitlines():
             json.loads(line)
-    elif kind == "text/event-stream":
+    elif media_type == "text/event-stream":
         identifier, data, *rest = example.split("\n")
         assert (identifier[:4], data[:6], rest) == ("id: ", "data: ", ["", ""])
         json.loads(data[6:])
-    elif kind == "text/plain":
+    elif media_type == "text/plain":
         assert example.endswith("\n")
 
 
 def test_every_example_of_a_schema_validates(document: dict[str, Any]) -> None:
     for name, schema in document["components"]["schemas"].items():
-        checked = Draft202012Validator(_schema(document, {"schema": schema}))
+        validator = Draft202012Validator(_schema(document, {"schema": schema}))
         for example in schema.get("examples", ()):
-            assert not [error.message for error in checked.iter_errors(example)], name
+            assert not [error.message for error in validator.iter_errors(example)], name
 
 
 def test_the_service_accepts_the_examples(client: Client, document: dict[str, Any]) -> None:
@@ -257,14 +255,14 @@ def test_the_service_accepts_the_examples(client: Client, document: dict[str, An
 
 def test_answers_conform_to_the_document(client: Client, document: dict[str, Any]) -> None:
     with Client(str(client.base_url)) as admin:
-        made = admin.create(gpus={"count": 64}, ports=[{"container": 80}])
+        created = admin.create(gpus={"count": 64}, ports=[{"container": 80}])
         for path, template in {
             "/v1/instances": "/v1/instances",
-            f"/v1/instances/{made['id']}": "/v1/instances/{instance_id}",
-            f"/v1/instances/{made['id']}/explain": "/v1/instances/{instance_id}/explain",
-            f"/v1/instances/{made['id']}/events": "/v1/instances/{instance_id}/events",
-            f"/v1/instances/{made['id']}/metrics": "/v1/instances/{instance_id}/metrics",
-            f"/v1/instances/{made['id']}/wait?state=pending": "/v1/instances/{instance_id}/wait",
+            f"/v1/instances/{created['id']}": "/v1/instances/{instance_id}",
+            f"/v1/instances/{created['id']}/explain": "/v1/instances/{instance_id}/explain",
+            f"/v1/instances/{created['id']}/events": "/v1/instances/{instance_id}/events",
+            f"/v1/instances/{created['id']}/metrics": "/v1/instances/{instance_id}/metrics",
+            f"/v1/instances/{created['id']}/wait?state=pending": "/v1/instances/{instance_id}/wait",
             "/v1/nodes": "/v1/nodes",
             "/v1/gpus": "/v1/gpus",
             "/v1/instance-types": "/v1/instance-types",
@@ -286,11 +284,11 @@ def test_operations_declare_their_kind_of_credentials(document: dict[str, Any]) 
         "NodeCredential": "bearer",
     }
     for name, operation in _operations(document):
-        needed = [scheme for entry in operation.get("security", ()) for scheme in entry]
+        schemes_of_operation = [scheme for entry in operation.get("security", ()) for scheme in entry]
         if name in {"GET /healthz", "GET /readyz", "POST /agent/v1/join"}:
-            assert needed == [], name
+            assert schemes_of_operation == [], name
         else:
-            assert needed == ["NodeCredential" if "/agent/v1" in name else "ApiKey"], name
+            assert schemes_of_operation == ["NodeCredential" if "/agent/v1" in name else "ApiKey"], name
 
 
 def test_headers_of_errors_are_declared(document: dict[str, Any]) -> None:
@@ -303,11 +301,11 @@ def test_headers_of_errors_are_declared(document: dict[str, Any]) -> None:
 
 
 def test_answers_link_to_the_operations_on_their_resources(document: dict[str, Any]) -> None:
-    made = document["paths"]["/v1/instances"]["post"]["responses"]["201"]["links"]
-    listed = document["paths"]["/v1/gpus"]["get"]["responses"]["200"]["links"]
-    assert made["stop_instance"]["parameters"] == {"instance_id": "$response.body#/id"}
-    assert {"get_instance", "delete_instance", "wait_for_instance", "exec_in_instance"} <= made.keys()
-    assert listed["get_gpu"]["parameters"] == {"uuid": "$response.body#/items/0/uuid"}
+    of_create = document["paths"]["/v1/instances"]["post"]["responses"]["201"]["links"]
+    of_list = document["paths"]["/v1/gpus"]["get"]["responses"]["200"]["links"]
+    assert of_create["stop_instance"]["parameters"] == {"instance_id": "$response.body#/id"}
+    assert {"get_instance", "delete_instance", "wait_for_instance", "exec_in_instance"} <= of_create.keys()
+    assert of_list["get_gpu"]["parameters"] == {"uuid": "$response.body#/items/0/uuid"}
 
 
 def _values(schema: Any) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""What is shipped beside the code agrees with it: pins, image, composition.
+"""The pinned requirements, the Dockerfile and docker-compose.yml agree with the code.
 
-`scripts/try_images.py` really starts them; that takes minutes.
+`scripts/try_images.py` builds and starts the images, which takes minutes.
 """
 
 import re
@@ -28,7 +28,7 @@ def text(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", PINS)
-def test_every_pin_has_its_hashes_and_names_no_place(name: str) -> None:
+def test_every_pin_has_hashes_and_no_url(name: str) -> None:
     blocks = re.split(r"^(?=\S)", re.sub(r"^#.*\n", "", text(name), flags=re.MULTILINE), flags=re.MULTILINE)
     assert len(blocks) > 2
     for block in filter(None, blocks):
@@ -38,28 +38,27 @@ def test_every_pin_has_its_hashes_and_names_no_place(name: str) -> None:
     assert "://" not in text(name)
 
 
-def test_pins_are_of_what_the_package_asks_for() -> None:
-    """After a change of pyproject.toml: `make lock`."""
-    asked = tomllib.loads(text("pyproject.toml"))
-    project = asked["project"]
-    for name, wanted in {
-        "requirements.txt": project["dependencies"],
-        "requirements-build.txt": asked["build-system"]["requires"],
-        "requirements-dev.txt": project["optional-dependencies"]["dev"],
+def test_pins_satisfy_the_requirements_of_the_package() -> None:
+    """If this fails after a change of pyproject.toml: `make lock`."""
+    pyproject = tomllib.loads(text("pyproject.toml"))
+    for name, requirements in {
+        "requirements.txt": pyproject["project"]["dependencies"],
+        "requirements-build.txt": pyproject["build-system"]["requires"],
+        "requirements-dev.txt": pyproject["project"]["optional-dependencies"]["dev"],
     }.items():
         pinned = pins(name)
-        for requirement in map(Requirement, wanted):
+        for requirement in map(Requirement, requirements):
             version = pinned[canonicalize_name(requirement.name)]
             assert requirement.specifier.contains(version), requirement
 
 
-def test_the_three_sets_of_pins_can_stand_in_one_environment() -> None:
-    whole = pins("requirements-dev.txt")
+def test_requirements_dev_has_the_pins_of_the_other_two() -> None:
+    dev = pins("requirements-dev.txt")
     for name in PINS:
-        assert pins(name).items() <= whole.items()
+        assert pins(name).items() <= dev.items()
 
 
-def test_the_image_is_built_from_files_that_the_daemon_is_sent() -> None:
+def test_the_dockerfile_copies_exactly_the_files_of_the_build_context() -> None:
     sent = set(re.findall(r"^!(\S+)$", text(".dockerignore"), flags=re.MULTILINE))
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", text("Dockerfile"), flags=re.MULTILINE)
     sources = {source for line in copied for source in line.split()}
@@ -67,16 +66,16 @@ def test_the_image_is_built_from_files_that_the_daemon_is_sent() -> None:
     assert all((ROOT / source).exists() for source in sources)
 
 
-def test_the_composition_sets_what_the_program_reads() -> None:
+def test_docker_compose_sets_only_variables_that_the_program_reads() -> None:
     known = {f"MOORING_{name.upper()}" for name in (Settings.model_fields | AgentSettings.model_fields)}
     known |= {"MOORING_DATABASE_ROLE_PASSWORD"}  # of `mooring db grant`
-    used = set(re.findall(r"^ +(MOORING_[A-Z_]+):", text("docker-compose.yml"), flags=re.MULTILINE))
-    assert used
-    assert used <= known
+    variables = set(re.findall(r"^ +(MOORING_[A-Z_]+):", text("docker-compose.yml"), flags=re.MULTILINE))
+    assert variables
+    assert variables <= known
 
 
-def test_no_secret_of_the_composition_has_a_default() -> None:
-    for name, rest in re.findall(
+def test_no_secret_in_docker_compose_has_a_default() -> None:
+    for name, option in re.findall(
         r"\$\{(\w*(?:PASSWORD|KEY|TOKEN)\w*)(:?[^}]*)\}", text("docker-compose.yml")
     ):
-        assert rest == "" or rest.startswith(":?"), name
+        assert option == "" or option.startswith(":?"), name  # `:?`: an error if unset

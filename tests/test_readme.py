@@ -1,4 +1,4 @@
-"""The sessions of the README and the docs, run word for word: what they show is what the product prints."""
+"""Runs the sessions in the README and the docs, and checks that they show what the commands print."""
 
 import os
 import re
@@ -12,15 +12,15 @@ from tests.service import ADMIN_KEY, running, settings_for
 from tests.testbed.parts import program, require
 
 ROOT = Path(__file__).parents[1]
-PROMPTS = ("$ ", "> ")  # the second goes on with the line before
-VOLATILE = [
+PROMPTS = ("$ ", "> ")  # of a command, and of a line that continues one
+IDS = [
     (re.compile(r"[0-9a-hjkmnp-tv-z]{26}"), "<ulid>"),
     (re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"), "<uuid>"),
 ]
 
 
 def session(page: Path) -> tuple[list[str], str]:
-    """The commands of a page's console blocks, and all that they show."""
+    """The commands in the console blocks of a page, and the output that the page shows."""
     lines = [
         line
         for block in page.read_text().split("```console\n")[1:]
@@ -31,7 +31,7 @@ def session(page: Path) -> tuple[list[str], str]:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tenancy.md", "docs/scheduling.md"])
-def test_a_session(page: str, tmp_path: Path) -> None:
+def test_a_session_prints_what_its_page_shows(page: str, tmp_path: Path) -> None:
     require("curl")
     commands, shown = session(ROOT / page)
     settings = settings_for(f"sqlite:///{tmp_path / 'mooring.db'}", tmp_path)
@@ -41,7 +41,7 @@ def test_a_session(page: str, tmp_path: Path) -> None:
         simulated_node(admin, tmp_path / "node", "sim-1"),
     ):
         script = "\n".join(commands).replace("http://127.0.0.1:8700", service.url)
-        ran = subprocess.run(
+        done = subprocess.run(
             [program("bash"), "-euc", script],
             env={**os.environ, "MOORING_KEY": ADMIN_KEY},
             cwd=tmp_path,
@@ -50,11 +50,11 @@ def test_a_session(page: str, tmp_path: Path) -> None:
             timeout=60,
             check=False,
         )
-    assert ran.stderr == ""
-    assert steady(ran.stdout.strip()) == steady(shown.strip())
+    assert done.stderr == ""
+    assert without_ids(done.stdout.strip()) == without_ids(shown.strip())
 
 
-def steady(text: str) -> str:
-    for pattern, name in VOLATILE:
+def without_ids(text: str) -> str:
+    for pattern, name in IDS:
         text = pattern.sub(name, text)
     return text

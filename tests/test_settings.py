@@ -1,4 +1,4 @@
-"""Settings: what is refused at the start rather than regretted later."""
+"""The server's settings: defaults, environment variables, and values that are rejected at the start."""
 
 import os
 from pathlib import Path
@@ -16,14 +16,14 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def test_the_defaults_are_the_contracts(tmp_path: Path) -> None:
+def test_important_defaults(tmp_path: Path) -> None:
     settings = Settings()
     assert (settings.host, settings.port, settings.data_dir) == ("127.0.0.1", 8700, Path(".mooring"))
     assert (settings.rate_limits, settings.metrics_public, settings.behind_tls_proxy) == ("on", False, False)
     assert Settings(data_dir=tmp_path).resolved_database_url == f"sqlite:///{tmp_path / 'mooring.db'}"
 
 
-def test_they_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "PORT": "9000",
         "RATE_LIMITS": "off",
@@ -36,19 +36,19 @@ def test_they_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     settings = Settings()
     assert (settings.port, settings.rate_limits, settings.metrics_public) == (9000, "off", True)
     assert settings.resolved_database_url == "postgresql://x/y"
-    assert settings.host == "127.0.0.1"  # set to nothing is not set
+    assert settings.host == "127.0.0.1"  # an empty variable counts as unset
     assert "kkk" not in repr(settings)
 
 
 @pytest.mark.parametrize("key", ["k", "k" * 31])
-def test_a_short_admin_key_is_refused(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+def test_a_short_admin_key_is_rejected(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     monkeypatch.setenv("MOORING_BOOTSTRAP_ADMIN_KEY", key)
     with pytest.raises(ValidationError, match="32 characters"):
         Settings()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "gpu.example", "192.168.1.1"])
-def test_plain_http_to_the_world_is_refused(host: str) -> None:
+def test_plain_http_beyond_loopback_needs_a_tls_proxy(host: str) -> None:
     with pytest.raises(ValidationError, match="MOORING_BEHIND_TLS_PROXY"):
         Settings(host=host)
     assert Settings(host=host, behind_tls_proxy=True).host == host
@@ -62,7 +62,7 @@ def test_only_addresses_and_networks_are_trusted_as_proxies(proxies: str) -> Non
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
-def test_loopback_is_fine(host: str) -> None:
+def test_plain_http_on_loopback_is_allowed(host: str) -> None:
     assert is_loopback(host)
     assert Settings(host=host).host == host
 
@@ -81,7 +81,7 @@ def test_loopback_is_fine(host: str) -> None:
         ("UNREACHABLE_AFTER_S", "-1"),
     ],
 )
-def test_what_makes_no_sense_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_invalid_values_are_rejected(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"MOORING_{name}", value)
     with pytest.raises(ValidationError):
         Settings()

@@ -1,4 +1,4 @@
-"""the walking skeleton"""
+"""The first tables: nodes, GPUs, instances, allocations, projects, API keys, events."""
 
 from collections.abc import Sequence
 

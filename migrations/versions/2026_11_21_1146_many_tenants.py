@@ -11,10 +11,11 @@ branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
 
-# Of an instance: it has not ended.
+# Instances that have not ended.
 ACTIVE = sa.text("state IN ('pending', 'scheduled', 'starting', 'running', 'stopping', 'unreachable')")
 LIVE = sa.text("deleted_at IS NULL")
 
+# New columns of tables with rows: a default fills the existing rows, and is then removed.
 FILLED = {
     "api_keys": ("prefix",),
     "idempotency_keys": ("sealed",),
@@ -29,7 +30,7 @@ SQLITE_APPEND_ONLY = [
     """
     for verb in ("UPDATE", "DELETE")
 ] + [
-    # REPLACE deletes without asking the triggers for DELETE.
+    # REPLACE deletes a row without running the triggers for DELETE.
     """
     CREATE TRIGGER audit_log_no_replace BEFORE INSERT ON audit_log
     WHEN EXISTS (SELECT 1 FROM audit_log WHERE seq = NEW.seq)
@@ -194,13 +195,13 @@ def upgrade() -> None:
         batch_op.create_index(
             "uq_projects_name", ["name"], unique=True, sqlite_where=LIVE, postgresql_where=LIVE
         )
-    # A key that was made by hand, without a project and not for admins, would now reach every project.
+    # Otherwise a key that was made by hand, without a project and not for admins, could use every project.
     op.execute(
         "UPDATE api_keys SET project_id = (SELECT id FROM projects WHERE name = 'default')"
         " WHERE project_id IS NULL AND CAST(scopes AS TEXT) NOT LIKE '%admin%'"
         " AND CAST(scopes AS TEXT) NOT LIKE '%metrics:read%'"
     )
-    # Only the rows that were there needed values.
+    # Only existing rows needed the defaults.
     for table, columns in FILLED.items():
         with op.batch_alter_table(table) as batch_op:
             for column in columns:
@@ -212,7 +213,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    # The release before knows names as unique for ever, and would let every key act in every project.
+    # In the release before, names of projects are unique for ever, and every key may act in every project.
     op.execute("UPDATE projects SET name = name || '-' || id WHERE deleted_at IS NOT NULL")
     op.execute(
         "UPDATE api_keys SET revoked_at = CURRENT_TIMESTAMP"

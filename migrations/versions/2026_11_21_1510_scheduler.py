@@ -15,6 +15,7 @@ LIVE = sa.text("deleted_at IS NULL")
 HELD = sa.text("to_at IS NULL")
 MIG_HELD = sa.text("to_at IS NULL AND mig_uuid IS NOT NULL")
 
+# New columns of tables with rows: a default fills the existing rows, and is then removed.
 FILLED = {
     "allocations": ("milli",),
     "gpus": ("milli_held",),
@@ -23,7 +24,7 @@ FILLED = {
     "projects": ("gpu_sharing", "host_network"),
 }
 
-# A card is free, or shared by one project, or given out by its MIG devices.
+# A GPU is free, or allocated whole or in shares to one project, or allocated by its MIG devices.
 MAY_HOLD = """
     milli_held = 0
     OR (NEW.mig_uuid IS NULL AND held_by = NEW.project_id)
@@ -193,19 +194,19 @@ def upgrade() -> None:
         )
 
     op.execute("UPDATE instances SET gpu_milli = gpu_count * 1000")
-    # What is held now was given out whole, once.
+    # Every GPU that is allocated now is allocated whole, to one instance.
     op.execute(
         "UPDATE gpus SET milli_held = 1000, held_by = (SELECT project_id FROM allocations"
         " WHERE gpu_uuid = gpus.uuid AND to_at IS NULL)"
         " WHERE uuid IN (SELECT gpu_uuid FROM allocations WHERE to_at IS NULL)"
     )
-    # Only the rows that were there needed values.
+    # Only existing rows needed the defaults.
     for table, columns in FILLED.items():
         with op.batch_alter_table(table) as batch_op:
             for column in columns:
                 batch_op.alter_column(column, server_default=None)
 
-    # Last: a table that SQLite makes anew in a batch loses its triggers.
+    # Last, because a table that SQLite recreates in a batch loses its triggers.
     is_sqlite = op.get_bind().dialect.name == "sqlite"
     for statement in SQLITE_LEDGER if is_sqlite else POSTGRESQL_LEDGER:
         op.execute(statement)
@@ -244,7 +245,7 @@ def downgrade() -> None:
         batch_op.drop_column("held_by")
         batch_op.drop_column("milli_held")
 
-    # The release before gives a card to one: of several that share it, the ledger keeps the first as open.
+    # In the release before, a GPU has one instance: of several live allocations, only the first stays live.
     op.execute(
         "UPDATE allocations SET to_at = CURRENT_TIMESTAMP WHERE to_at IS NULL AND id NOT IN"
         " (SELECT MIN(id) FROM allocations WHERE to_at IS NULL GROUP BY gpu_uuid)"

@@ -1,4 +1,4 @@
-"""Memberships: whether an admin or an owner took the user in."""
+"""Memberships: whether an admin or an owner added the user."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ depends_on: str | Sequence[str] | None = None
 
 
 def upgrade() -> None:
-    # Who was a member before keeps the project as the one that their requests go to.
+    # For existing members the project remains their default project.
     with op.batch_alter_table("members") as table:
         table.add_column(sa.Column("by_admin", sa.Boolean(), nullable=False, server_default=sa.true()))
     with op.batch_alter_table("members") as table:

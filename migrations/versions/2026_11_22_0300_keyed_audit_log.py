@@ -1,4 +1,4 @@
-"""The audit log is signed with a key: chains of links beside it, heads over them, and the key's id."""
+"""The audit log is signed with a key: tables of links and of heads, and the id of the key."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ down_revision: str | None = "0004"
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
-# By table, what a row that is inserted has in common with one that it would replace.
+# By table: the condition on an existing row that a REPLACE of the new row would delete.
 TABLES = {
     "audit_links": (
         "number = NEW.number OR entry_seq = NEW.entry_seq OR (chain = NEW.chain AND position = NEW.position)"
@@ -20,7 +20,7 @@ TABLES = {
 
 
 def _refuse_changes(table: str, same: str) -> list[str]:
-    """As `audit_log` has them; REPLACE of SQLite deletes without asking the triggers for DELETE."""
+    """Triggers as on `audit_log`. REPLACE of SQLite deletes a row without running the triggers for DELETE."""
     if op.get_bind().dialect.name == "postgresql":
         return [
             f"""
@@ -69,7 +69,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    # The rows of the log stay. Their signatures stand for themselves, but nothing chains them any more.
+    # The rows of the log remain, each with its signature, but they are no longer linked.
     op.drop_table("audit_heads")
     op.drop_table("audit_links")
     with op.batch_alter_table("control_plane") as batch_op:

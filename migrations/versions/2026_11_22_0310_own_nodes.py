@@ -1,4 +1,4 @@
-"""Nodes and labels of one tenant's own; images that exist only on a node."""
+"""Nodes reserved for projects, labels that a project's nodes must have, and images only on a node."""
 
 from collections.abc import Sequence
 
@@ -20,13 +20,13 @@ def upgrade() -> None:
         batch_op.add_column(
             sa.Column("local_images", sa.Boolean(), nullable=False, server_default=sa.false())
         )
-    # The default project, which is known by its name, goes on running what was built on a node.
+    # The default project, identified by its name, may still run images that were built on a node.
     projects = sa.table(
         "projects", sa.column("name"), sa.column("deleted_at"), sa.column("local_images", sa.Boolean())
     )
     default = (projects.c.name == "default") & projects.c.deleted_at.is_(None)
     op.execute(projects.update().where(default).values(local_images=True))
-    # Only the rows that were there needed values.
+    # Only existing rows needed the defaults.
     with op.batch_alter_table("nodes") as batch_op:
         batch_op.alter_column("version", server_default=None)
     with op.batch_alter_table("projects") as batch_op:

@@ -41,7 +41,7 @@ def upgrade() -> None:
 
 
 def _approve_present_facts() -> None:
-    """What nodes report when the release is installed is what their operators set up."""
+    """Approve what nodes report when the release is installed, because their operators set them up so."""
     connection = op.get_bind()
     gpus: dict[str, dict[str, Any]] = defaultdict(dict)
     for row in connection.execute(sa.select(GPUS)):
@@ -56,7 +56,7 @@ def _approve_present_facts() -> None:
     for node_id, facts in nodes:
         if facts:
             approved = {name: facts[name] for name in NODE_FACTS if name in facts}
-            # What is null may be known later: its first value is approved, as in a new node.
+            # Null means unknown: the first value is approved later. For `swarm` alone it means no swarm.
             approved.setdefault("swarm", None)
             approved["gpus"] = gpus[node_id]
             connection.execute(sa.update(NODES).where(NODES.c.id == node_id).values(approved=approved))

@@ -1,4 +1,4 @@
-"""Growth: what retention and the limits on stored bytes need."""
+"""Growth: retention, and limits on stored bytes."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
 DELETED = sa.text("deleted_at IS NOT NULL")
-# Of these a member of a group has its group's (control/instances/specs.py).
+# Fields of the spec that a member takes from its group's template (control/instances/specs.py).
 SHARED = ("env", "command", "entrypoint", "working_dir", "user", "ports")
 
 STORED = """
@@ -27,7 +27,7 @@ ANSWERS = """
     INSERT INTO idempotency_usage (holder, stored_bytes)
     SELECT caller, SUM(LENGTH(body)) FROM idempotency_keys WHERE body IS NOT NULL GROUP BY caller
 """
-# As 0003 makes them: SQLite loses them with the table that it makes anew.
+# The triggers of 0003, which SQLite loses when it recreates the table.
 MAY_HOLD = """
     milli_held = 0
     OR (NEW.mig_uuid IS NULL AND held_by = NEW.project_id)
@@ -103,7 +103,7 @@ def upgrade() -> None:
         )
     op.execute(STORED)
     op.execute(ANSWERS)
-    # The ledger outlives what it tells of.
+    # The ledger is kept longer than the instances.
     with op.batch_alter_table("allocations") as batch_op:
         batch_op.drop_constraint(batch_op.f("fk_allocations_instance_id"), type_="foreignkey")
     if op.get_bind().dialect.name == "sqlite":
@@ -114,9 +114,9 @@ def upgrade() -> None:
 def downgrade() -> None:
     is_sqlite = op.get_bind().dialect.name == "sqlite"
     _give_members_their_whole_specs()
-    # The release before wants an instance for each row of the ledger.
+    # The release before requires an instance for each row of the ledger.
     op.execute("DELETE FROM allocations WHERE instance_id NOT IN (SELECT id FROM instances)")
-    # It knows no answer without a body: such keys are forgotten.
+    # It cannot replay an answer without a body, so such keys are deleted.
     op.execute("DELETE FROM idempotency_keys WHERE status IS NOT NULL AND body IS NULL")
     with op.batch_alter_table("allocations") as batch_op:
         batch_op.create_foreign_key(

@@ -1,4 +1,4 @@
-"""GPU health: conditions, incidents, and GPUs that are given out last."""
+"""GPU health: conditions, incidents, and GPUs that are allocated last."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -46,7 +46,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_gpu_incidents")),
     )
     op.create_index("ix_gpu_incidents_gpu_uuid_id", "gpu_incidents", ["gpu_uuid", "id"])
-    # Not as a batch: on SQLite that makes the table anew, and triggers of `allocations` name it.
+    # Not as a batch, which recreates the table on SQLite: triggers of `allocations` name it.
     op.add_column("gpus", sa.Column("reason_project_id", sa.String(), nullable=True))
     op.add_column("gpus", sa.Column("last_fault_id", sa.String(), nullable=True))
     op.add_column("gpus", sa.Column("placed_last", sa.Boolean(), nullable=False, server_default=sa.false()))
@@ -54,7 +54,7 @@ def upgrade() -> None:
 
 
 def _explain_quarantined() -> None:
-    """GPUs that an earlier release took out of use get the condition that says why."""
+    """GPUs that an earlier release took out of use get a condition with the reason."""
     gpus = sa.table(
         "gpus", sa.column("uuid"), sa.column("health"), sa.column("health_reason", sa.JSON(none_as_null=True))
     )

@@ -1,4 +1,4 @@
-"""Disk: what instances were given of their node's, and projects that require enforced limits."""
+"""Disk: the limits of instances, and projects that require enforced limits."""
 
 from collections.abc import Sequence
 

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import uvicorn
+from pydantic import SecretStr
 
 from mooring.api.app import create_app
 from mooring.api.auth import oidc
@@ -19,10 +21,10 @@ from mooring.api.context import Context
 from mooring.api.http.server import ConnectionLimits, HttpProtocol, set_kernel_timeouts
 from mooring.api.streaming.channels import Channels
 from mooring.control import bootstrap
-from mooring.control.audit import audit_log
-from mooring.control.audit.signing_keys import KEY_FILE, AuditKeys
+from mooring.control.audit import audit_log, signing_keys
+from mooring.control.audit.signing_keys import AuditKeys
 from mooring.control.bootstrap import ControlPlaneIdentity
-from mooring.control.retention import Kept
+from mooring.control.retention import RetentionTimes
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.control.tenants import encryption, registry_rules, storage
 from mooring.control.tenants.encryption import Encryptor
@@ -37,7 +39,7 @@ from mooring.loops.deadlines import Deadlines
 from mooring.loops.groups import Groups
 from mooring.loops.loop import Loop
 from mooring.loops.node_health import NodeHealth
-from mooring.loops.refusals import RefusedRequests
+from mooring.loops.rejected_requests import RejectionAudit
 from mooring.loops.reservations import ReservationRepair
 from mooring.loops.retention import Retention
 from mooring.loops.scheduling import Scheduling
@@ -55,7 +57,7 @@ _SWITCH_INTERVAL_S = 0.0005
 
 @dataclass(frozen=True)
 class ControlPlane:
-    """A migrated and open database with its identity and keys, before it is served."""
+    """A migrated and open database with its identity and keys. `Service` serves it."""
 
     settings: Settings
     database: Database
@@ -71,14 +73,13 @@ def open_control_plane(settings: Settings) -> ControlPlane:
     _migrate(settings)
     space.make_shrinkable(settings.resolved_database_url)
     database = Database(settings.resolved_database_url, Signals())
-    given, keys = settings.bootstrap_admin_key, settings.encryption_keys
-    key_list = keys.get_secret_value().split(",") if keys else encryption.keys_in(settings.data_dir)
-    encryptor = Encryptor(key_list)
-    audit_keys = _audit_keys(settings)
+    encryptor = Encryptor(_keys(settings.encryption_keys, settings.data_dir, encryption.KEY_FILE))
+    audit_keys = AuditKeys(_keys(settings.audit_keys, settings.data_dir, signing_keys.KEY_FILE))
     audit_log.sign_with(database, audit_keys)
+    admin_key = settings.bootstrap_admin_key
     try:
         with database.write() as session:
-            identity, new_key = bootstrap.ensure(session, given.get_secret_value() if given else None)
+            identity, new_key = bootstrap.ensure(session, admin_key.get_secret_value() if admin_key else None)
             encryption.check(session, encryptor)
             audit_log.start(session, audit_keys)
         roles.warn_of_serving_role(database.engine)
@@ -96,7 +97,7 @@ def open_control_plane(settings: Settings) -> ControlPlane:
 
 
 def _migrate(settings: Settings) -> None:
-    """Migrate. Where another role owns the tables, grant the serving role its rights on new ones."""
+    """Migrate. If another role owns the tables, grant the serving role its rights on new tables."""
     if settings.database_owner_url is None and migrate.is_newest(settings.resolved_database_url):
         return  # the serving role may lack the right to change the schema
     migrate.upgrade(settings.migration_url)
@@ -104,11 +105,8 @@ def _migrate(settings: Settings) -> None:
         roles.grant(settings.migration_url, roles.role_of(settings.resolved_database_url))
 
 
-def _audit_keys(settings: Settings) -> AuditKeys:
-    given = settings.audit_keys
-    return AuditKeys(
-        given.get_secret_value().split(",") if given else encryption.keys_in(settings.data_dir, KEY_FILE)
-    )
+def _keys(configured: SecretStr | None, data_dir: Path, file: str) -> list[str]:
+    return configured.get_secret_value().split(",") if configured else encryption.keys_in(data_dir, file)
 
 
 class Service:
@@ -128,7 +126,7 @@ class Service:
         on_started: Callable[[str], None] | None = None,
         connection_limits: ConnectionLimits | None = None,
     ) -> None:
-        connection_limits = connection_limits or ConnectionLimits(connections=_connections())
+        connection_limits = connection_limits or ConnectionLimits(connections=_max_connections())
         policy = plane.settings.model_dump(include=set(Policy.model_fields))
         self.scheduler_cache = SchedulerCache(Policy(**policy))
         limited = plane.settings.rate_limits == "on"
@@ -148,7 +146,7 @@ class Service:
         self._database = plane.database
         self._parts: tuple[Loop | Listener, ...] = (
             *_loops(plane, self.scheduler_cache, context.storage_limits),
-            RefusedRequests(plane.database, context.refusals),
+            RejectionAudit(plane.database, context.rejected_requests),
         )
         if not plane.database.is_sqlite:
             self._parts += (Listener(plane.database),)
@@ -173,7 +171,9 @@ class Service:
 
 def _loops(plane: ControlPlane, cache: SchedulerCache, limits: storage.StorageLimits) -> tuple[Loop, ...]:
     settings = plane.settings
-    kept = Kept(settings.deleted_kept, settings.idempotency_kept, timedelta(days=settings.events_kept_days))
+    kept = RetentionTimes(
+        settings.deleted_kept, settings.idempotency_kept, timedelta(days=settings.events_kept_days)
+    )
     return (
         Scheduling(plane.database, cache),
         NodeHealth(plane.database, settings.unreachable_after_s),
@@ -185,8 +185,8 @@ def _loops(plane: ControlPlane, cache: SchedulerCache, limits: storage.StorageLi
     )
 
 
-def _connections() -> int:
-    """Raise the limit on open files as far as allowed, and return how many connections fit in it."""
+def _max_connections() -> int:
+    """Raise the limit on open files as far as allowed, and return how many connections fit in that limit."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(_MAX_OPEN_FILES, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
@@ -211,7 +211,7 @@ def _config(context: Context, connection_limits: ConnectionLimits) -> uvicorn.Co
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that calls `on_started` with its URL (port 0: any free port)."""
+    """uvicorn that calls `on_started` with its URL, and ends long polls and streams at shutdown."""
 
     def __init__(
         self,
@@ -221,14 +221,14 @@ class _Server(uvicorn.Server):
         connection_limits: ConnectionLimits,
     ) -> None:
         super().__init__(config)
-        self._timeouts = connection_limits
+        self._connection_limits = connection_limits
         self._on_started = on_started
         self._context = context
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # uvicorn raises the signal again when it has shut down: the loops would not be stopped, and a
-        # requested shutdown would look like a crash.
+        # Otherwise uvicorn would raise the signal again after its shutdown: the loops would not be stopped,
+        # and a requested shutdown would look like a crash.
         with super().capture_signals():
             yield
             self._captured_signals.clear()
@@ -243,9 +243,10 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)  # type: ignore[arg-type]
         if not self.started:
             return
-        for listener in (listener for server in self.servers for listener in server.sockets):
-            set_kernel_timeouts(listener, self._timeouts)
+        for server in self.servers:
+            for socket in server.sockets:
+                set_kernel_timeouts(socket, self._connection_limits)
         if self._on_started is not None:
-            port = self.servers[0].sockets[0].getsockname()[1]
+            port = self.servers[0].sockets[0].getsockname()[1]  # config.port may be 0, any free port
             host = "127.0.0.1" if self.config.host in {"0.0.0.0", "localhost"} else self.config.host  # noqa: S104
             self._on_started(f"http://{f'[{host}]' if ':' in host else host}:{port}")

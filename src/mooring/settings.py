@@ -17,7 +17,7 @@ from mooring.core.sign_on import RoleGrant, parse_grants
 
 
 class Settings(Policy, BaseSettings):
-    """The names are those of the API contract without the prefix; docs/operating.md describes each."""
+    """Each field is read from the variable `MOORING_<FIELD>`; docs/operating.md describes each."""
 
     model_config = SettingsConfigDict(
         env_prefix="MOORING_", frozen=True, env_ignore_empty=True, extra="ignore"
@@ -73,11 +73,11 @@ class Settings(Policy, BaseSettings):
     start_timeout_s: Annotated[int, Field(ge=1)] = 3600
     events_kept_days: Annotated[int, Field(ge=1)] = 30
     deleted_kept_days: Annotated[
-        float, Field(gt=0, le=36_500, description="until deleted, revoked and used-up rows are purged")
+        float, Field(gt=0, le=36_500, description="days until deleted, revoked and used-up rows are purged")
     ] = 30.0
     idempotency_kept_hours: Annotated[float, Field(gt=0, le=876_000)] = 24.0
     project_stored_mib: Annotated[
-        int, Field(ge=1, description="specs and labels of a project's instances, deleted ones included")
+        int, Field(ge=1, description="limit of a project's specs and labels, of deleted instances too")
     ] = 1024
     project_written_mib_per_day: Annotated[int, Field(ge=1)] = 2048
 
@@ -188,7 +188,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_private_channel(url: str) -> bool:
-    """Whether nobody on the network path can read or change this URL's responses (R22)."""
+    """Whether nobody on the network path can read or change this URL's responses (security rule R22)."""
     try:
         parts = urlsplit(url)
         host = parts.hostname

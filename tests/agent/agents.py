@@ -1,4 +1,4 @@
-"""A whole agent on parts of the test's choice, and the control plane that it reports to."""
+"""Runs an agent with the test's runtime and GPU reader, and the control plane that it reports to."""
 
 import threading
 from collections.abc import Iterator
@@ -25,9 +25,9 @@ def agent_with(
     release_within_s: float = 1,
 ) -> Iterator[TinyControlPlane]:
     with control_plane() as server, ExitStack() as stack:
-        calls = stack.enter_context(closing(ControlPlaneClient(server.url)))
-        identity = NodeIdentity.from_answer(calls.join(TOKEN, "gpu-1", "host-1"))
-        calls.identify(identity)
+        client = stack.enter_context(closing(ControlPlaneClient(server.url)))
+        identity = NodeIdentity.from_answer(client.join(TOKEN, "gpu-1", "host-1"))
+        client.identify(identity)
         state = StateDirectory(directory)
         state.save_joined(identity)
         stack.enter_context(closing(runtime))
@@ -38,7 +38,7 @@ def agent_with(
             state=state,
             runtime=runtime,
             gpus=reader,
-            control_plane=calls,
+            control_plane=client,
             machine=Machine("host-1", "10.0.0.7"),
             container_of=container_of,
             release_within_s=release_within_s,
@@ -48,6 +48,6 @@ def agent_with(
         try:
             yield server
         finally:
-            server.hang_up()
+            server.shut_down()
             agent.stop()
             thread.join(5)

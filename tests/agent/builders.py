@@ -30,7 +30,7 @@ def assignment(
     cpus: float = 1,
     **spec: Any,
 ) -> Assignment:
-    """An assignment of a new instance, unless one is named."""
+    """An assignment of a new instance, or of `instance_id`."""
     number = next(_numbers)
     return Assignment.model_validate(
         {
@@ -98,7 +98,7 @@ def pull_and_start(
     progress: Progress = lambda _reason: None,
     cancelled: Cancelled = lambda: False,
 ) -> Container | None:
-    """Starts a container as the agent does, in one thread."""
+    """Start a container as the agent does, but in one thread; pull the image if needed."""
     try:
         return runtime.start(given, progress, cancelled)
     except PullNeeded:
@@ -107,7 +107,7 @@ def pull_and_start(
 
 
 class ToyEngine:
-    """Work is in progress until the test finishes it."""
+    """Containers, and actions on them. Each action is in progress until the test finishes it."""
 
     def __init__(self, containers: dict[Key, Container]) -> None:
         self.containers = containers
@@ -123,7 +123,7 @@ class ToyEngine:
         return plan
 
     def finish(self, key: Key) -> None:
-        """Finish the work on `key`."""
+        """Finish the action on `key`, which then takes effect."""
         work, action = self.work.pop(key), self.actions.pop(key)
         if isinstance(action, Start) and not work.cancelled:
             self.began.add(key)
@@ -141,8 +141,8 @@ class ToyEngine:
         if isinstance(action, Cancel):
             self.work[action.key] = replace(self.work[action.key], cancelled=True)
             return
-        thing = action.assignment if isinstance(action, Start) else action.container
-        key = key_of(thing)
+        target = action.assignment if isinstance(action, Start) else action.container
+        key = key_of(target)
         assert key not in self.work, "one action at a time"
-        self.work[key] = Work(ActionKind(type(action).__name__.lower()), tuple(thing.gpu_uuids))
+        self.work[key] = Work(ActionKind(type(action).__name__.lower()), tuple(target.gpu_uuids))
         self.actions[key] = action

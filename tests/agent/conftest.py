@@ -1,4 +1,4 @@
-"""What tests of the agent share."""
+"""Fixtures for tests of the agent."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -24,7 +24,7 @@ def node(docker_node: DockerNode) -> Iterator[DockerNode]:
 
 @pytest.fixture
 def runtime(node: DockerNode) -> Iterator[DockerRuntime]:
-    """An agent's runtime on that node."""
+    """An agent's runtime on `node`."""
     with closing(runtime_on(node)) as made:
         yield made
 
@@ -37,7 +37,7 @@ def nvml(tmp_path: Path) -> NvmlStandin:
 
 @pytest.fixture
 def reader(nvml: NvmlStandin) -> Iterator[NvmlGpuReader]:
-    """A reader that has read these GPUs, and reads again only on request."""
+    """A reader that has read the GPUs of `nvml` once, and reads again only on request."""
     with closing(NvmlGpuReader(SELDOM, nvml.environment)) as made:
         assert wait_until(lambda: made.latest().samples)
         yield made

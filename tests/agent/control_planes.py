@@ -40,9 +40,9 @@ class TinyControlPlane:
     removals: list[Removal] = field(default_factory=list)
     streams: list[StreamRequest] = field(default_factory=list)
     overlays: list[OverlayNetwork] = field(default_factory=list)
-    secrets: StartSecrets | None = None  # null: 404
-    asked_for_secrets: list[tuple[str, StartSecretsRequest]] = field(default_factory=list)
-    failure: tuple[int, str] | None = None  # status and code of every answer, while set
+    secrets: StartSecrets | None = None  # None: answered 404
+    secrets_requests: list[tuple[str, StartSecretsRequest]] = field(default_factory=list)
+    failure: tuple[int, str] | None = None  # while set: the status and code of every answer but to uploads
     reports: list[tuple[float, SyncRequest]] = field(default_factory=list)
     uploads: dict[str, list[StreamFrame]] = field(default_factory=dict)
     upload_status: int = 204
@@ -50,10 +50,10 @@ class TinyControlPlane:
     calls: int = 0
     changed: threading.Condition = field(default_factory=threading.Condition)
     url: str = ""
-    closed: bool = False
-    streams_for: str = "nod_1"
-    asked_for_streams: int = 0
-    earlier_release: bool = False  # which gives streams with the answers to reports only
+    shutting_down: bool = False
+    streams_node_id: str = "nod_1"
+    stream_calls: int = 0
+    earlier_release: bool = False  # requests streams in answers to reports only
 
     def wants(
         self,
@@ -61,21 +61,21 @@ class TinyControlPlane:
         removals: tuple[Removal, ...] = (),
         generation: int | None = None,
     ) -> None:
-        """From now on the node should have these."""
+        """Set the desired state of the node, under the next generation by default."""
         with self.changed:
             self.assignments, self.removals = list(assignments), list(removals)
             self.generation = self.generation + 1 if generation is None else generation
             self.changed.notify_all()
 
-    def ask(self, *streams: StreamRequest) -> None:
+    def request_streams(self, *streams: StreamRequest) -> None:
         with self.changed:
             self.streams.extend(streams)
             self.changed.notify_all()
 
-    def hang_up(self) -> None:
-        """Answer every call that waits, and let none wait from now on."""
+    def shut_down(self) -> None:
+        """Answer every waiting call; later calls are answered without waiting."""
         with self.changed:
-            self.closed = True
+            self.shutting_down = True
             self.changed.notify_all()
 
     def last(self) -> SyncRequest | None:
@@ -83,7 +83,7 @@ class TinyControlPlane:
             return self.reports[-1][1] if self.reports else None
 
     def instances(self) -> dict[tuple[str, int], ObservedInstance]:
-        """What the newest report says; of unknown instances, nothing."""
+        """The instances of the newest report, by id and attempt; empty if they are unknown."""
         report = self.last()
         found = (report.instances if report else None) or []
         return {(one.instance_id, one.attempt): one for one in found}
@@ -118,23 +118,24 @@ class TinyControlPlane:
     def stream_requests(self, query: StreamRequestsQuery) -> StreamRequests:
         until = time.monotonic() + query.wait_s
         with self.changed:
-            while {each.id for each in self._waiting_streams()} <= set(query.known) and not self.closed:
-                if (left_s := until - time.monotonic()) <= 0:
-                    break
+            while self._knows_all_streams(query) and (left_s := until - time.monotonic()) > 0:
                 self.changed.wait(left_s)
-            self.asked_for_streams += 1
+            self.stream_calls += 1
             return StreamRequests(
                 control_plane_id=self.control_plane_id,
-                node_id=self.streams_for,
+                node_id=self.streams_node_id,
                 streams=self._waiting_streams(),
             )
 
     def _waiting_streams(self) -> list[StreamRequest]:
         return [each for each in self.streams if each.id not in self.uploads]
 
+    def _knows_all_streams(self, query: StreamRequestsQuery) -> bool:
+        return not self.shutting_down and {each.id for each in self._waiting_streams()} <= set(query.known)
+
     def _nothing_new(self, request: SyncRequest) -> bool:
         streams = self.earlier_release and self._waiting_streams()
-        return request.generation == self.generation and not streams and not self.closed
+        return request.generation == self.generation and not streams and not self.shutting_down
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -142,40 +143,40 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_POST(self) -> None:
-        told = cast(_Server, self.server).told
-        told.calls += 1
+        plane = cast(_Server, self.server).plane
+        plane.calls += 1
         if self.path.startswith("/agent/v1/streams/"):
-            self._stream(told, self.path.rpartition("/")[2])
+            self._stream(plane, self.path.rpartition("/")[2])
             return
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if told.failure is not None:
-            status, code = told.failure
+        if plane.failure is not None:
+            status, code = plane.failure
             self._answer(status, f'{{"code": "{code}"}}'.encode())
         elif self.path == "/agent/v1/join":
-            self._join(told, JoinRequest.model_validate_json(body))
+            self._join(plane, JoinRequest.model_validate_json(body))
         elif self.headers["Authorization"] != f"Bearer {CREDENTIAL}":
             self._answer(401, b'{"code": "unauthorized"}')
         elif self.path == "/agent/v1/session":
-            told.sessions += 1
+            plane.sessions += 1
             opened = SessionAnswer(
-                session=told.sessions, control_plane_id=told.control_plane_id, node_id="nod_1"
+                session=plane.sessions, control_plane_id=plane.control_plane_id, node_id="nod_1"
             )
             self._model(opened)
         elif self.path.endswith("/start-secrets"):
-            told.asked_for_secrets.append((self.path, StartSecretsRequest.model_validate_json(body)))
-            if told.secrets is None:
+            plane.secrets_requests.append((self.path, StartSecretsRequest.model_validate_json(body)))
+            if plane.secrets is None:
                 self._answer(404, b'{"code": "not_found"}')
             else:
-                self._model(told.secrets)
+                self._model(plane.secrets)
         elif self.path == "/agent/v1/stream-requests":
-            if told.earlier_release:
+            if plane.earlier_release:
                 self._answer(404, b'{"code": "not_found"}')
             else:
-                self._model(told.stream_requests(StreamRequestsQuery.model_validate_json(body)))
+                self._model(plane.stream_requests(StreamRequestsQuery.model_validate_json(body)))
         else:
-            self._model(told.sync(SyncRequest.model_validate_json(body)))
+            self._model(plane.sync(SyncRequest.model_validate_json(body)))
 
-    def _join(self, told: TinyControlPlane, request: JoinRequest) -> None:
+    def _join(self, plane: TinyControlPlane, request: JoinRequest) -> None:
         if request.token != TOKEN:
             self._answer(401, b'{"code": "unauthorized"}')
             return
@@ -184,21 +185,21 @@ class _Handler(BaseHTTPRequestHandler):
                 node_id="nod_1",
                 node_name=request.node_name or "unnamed",
                 credential=CREDENTIAL,
-                control_plane_id=told.control_plane_id,
+                control_plane_id=plane.control_plane_id,
             )
         )
 
-    def _stream(self, told: TinyControlPlane, stream_id: str) -> None:
-        if told.upload_status != 204:
+    def _stream(self, plane: TinyControlPlane, stream_id: str) -> None:
+        if plane.upload_status != 204:
             self.close_connection = True
-            self._answer(told.upload_status, b'{"code": "not_found"}')
+            self._answer(plane.upload_status, b'{"code": "not_found"}')
             return
-        frames = told.uploads.setdefault(stream_id, [])
+        frames = plane.uploads.setdefault(stream_id, [])
         while size := int(self.rfile.readline(), 16):
             line = self.rfile.read(size)
             self.rfile.readline()
             frames.append(StreamFrame.model_validate_json(line))
-            if told.closed:
+            if plane.shutting_down:
                 self.close_connection = True
                 return
         self.rfile.readline()
@@ -215,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(body)
         except OSError:
-            self.close_connection = True  # an agent of a test that is over
+            self.close_connection = True  # the agent has ended
 
     def log_message(self, *_: Any) -> None:
         """Tests are quiet."""
@@ -223,19 +224,19 @@ class _Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    told: TinyControlPlane
+    plane: TinyControlPlane
 
 
 @contextmanager
-def control_plane(port: int = 0, **told: Any) -> Iterator[TinyControlPlane]:
+def control_plane(port: int = 0, **fields: Any) -> Iterator[TinyControlPlane]:
     with _Server(("127.0.0.1", port), _Handler) as server:
-        server.told = TinyControlPlane(**told)
-        server.told.url = f"http://127.0.0.1:{server.server_address[1]}"
+        server.plane = TinyControlPlane(**fields)
+        server.plane.url = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         try:
-            yield server.told
+            yield server.plane
         finally:
-            server.told.hang_up()
+            server.plane.shut_down()
             server.shutdown()
             thread.join()

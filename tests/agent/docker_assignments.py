@@ -28,9 +28,9 @@ _numbers = itertools.count(1)
 def assignment(
     *, instance_id: str | None = None, gpu_uuids: tuple[str, ...] = (), cpus: float = 1, **spec: Any
 ) -> Assignment:
-    """One of an instance of its own, unless it is named; every node of the test bed has its image.
+    """An assignment of a new instance, or of `instance_id`. Every node of the test bed has its image.
 
-    Its project may run what exists only on the node, and pull from the test bed's registries.
+    The project may run images that exist only on the node, and pull from the test bed's registries.
     """
     made = builders.assignment(
         instance_id=instance_id or f"inst-{next(_numbers)}",
@@ -43,12 +43,12 @@ def assignment(
 
 
 def with_more(given: Assignment, **fields: Any) -> Assignment:
-    """The same with other fields than those of the spec: secrets, a registry, a pinned digest."""
+    """The assignment with these fields outside its spec, such as secrets, a registry or a pinned digest."""
     return Assignment.model_validate({**given.model_dump(), **fields})
 
 
 def runtime_on(node: DockerNode, **options: Any) -> DockerRuntime:
-    """An agent's runtime on this node; to be closed."""
+    """An agent's runtime on this node. The caller closes it."""
     return DockerRuntime(
         **{
             "address": node.address,
@@ -60,14 +60,14 @@ def runtime_on(node: DockerNode, **options: Any) -> DockerRuntime:
 
 
 def start(runtime: DockerRuntime, given: Assignment) -> Container:
-    """A start that is not cancelled and must come to something."""
+    """Start a container, which must succeed."""
     container = builders.pull_and_start(runtime, given)
     assert container is not None
     return container
 
 
 def stop(runtime: DockerRuntime, container: Container, timeout_s: float) -> None:
-    """The stop signal, and SIGKILL when the time is over; returns when the container has ended."""
+    """Send the stop signal, and SIGKILL after the timeout. Returns when the container has ended."""
     if not runtime.begin_stop(container):
         return
     try:
@@ -82,12 +82,12 @@ def _runs(runtime: DockerRuntime, container: Container) -> bool:
 
 
 def the_ended(runtime: DockerRuntime) -> Container:
-    """The first container of the listing that has ended, once there is one."""
+    """Wait until a container has ended, and return the first such container of the listing."""
 
-    def look() -> Container | None:
+    def ended() -> Container | None:
         return next((found for found in runtime.containers()[0] if found.status == "exited"), None)
 
-    found = wait_until(look)
+    found = wait_until(ended)
     assert found is not None
     return found
 
@@ -102,7 +102,7 @@ def all_containers(node: DockerNode) -> list[str]:
 
 
 def image_with(node: DockerNode, name: str, changes: list[str]) -> str:
-    """An image like busybox's with these lines of a Dockerfile."""
+    """The busybox image, changed by these lines of a Dockerfile."""
     repository = f"mooring-test/{name}"
     layer = images.busybox_layer()
     node.client.api.import_image_from_data(layer, repository=repository, tag="1", changes=changes)
@@ -117,7 +117,7 @@ def create_by_hand(
     host: dict[str, Any] | None = None,
     env: list[str] | None = None,
 ) -> str:
-    """A container as the agent would have made it, but for what is changed; {} takes all labels away."""
+    """Create a container as the agent would, with these changes. `labels={}` removes all labels."""
     api: Any = node.client.api
     image = api.inspect_image(given.spec.image)["Id"]
     config = container_config(
@@ -132,7 +132,7 @@ def create_by_hand(
 
 
 class PortsTaken:
-    """Holds TCP ports of a node from outside Docker, first and last included."""
+    """Occupies the TCP ports of a node from `first` to `last`, in a process outside Docker."""
 
     SCRIPT = (
         "import socket, sys\n"
@@ -156,7 +156,7 @@ class PortsTaken:
 
 
 def image_of_config(node: DockerNode, name: str, **config: Any) -> str:
-    """An image like busybox's with this configuration as it is, past whatever a builder would refuse."""
+    """The busybox image with exactly this configuration, even if an image builder would reject it."""
     layer, tag = images.busybox_layer(), f"mooring-test/{name}:1"
     described = {
         "architecture": "amd64",

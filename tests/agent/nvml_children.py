@@ -1,4 +1,4 @@
-"""NVML's process with the stand-in's library in it, for tests that speak to it directly."""
+"""Runs the NVML child process with the stand-in's library, for tests that send it requests directly."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from tests.testbed.waiting import wait_until
 Ask = Callable[[str], dict[str, Any]]
 Standin = Callable[..., NvmlStandin]
 
-# What each call of a sample fills; the memory and process calls have an older form that can stand in.
+# The fields that each call of a sample fills. For memory and processes, an older call is the fallback.
 SAMPLED = {
     "nvmlDeviceGetUtilizationRates": {"utilization_gpu_pct", "utilization_memory_pct"},
     "nvmlDeviceGetMemoryInfo_v2": {"memory_used_mib", "memory_total_mib"},
@@ -28,14 +28,14 @@ SAMPLED = {
 UNSUPPORTED = (3, 13, 25, 26)
 PASSING = (2, 4, 5, 6, 7, 8, 10, 11, 12, 14, 17, 19, 20, 21, 22, 23, 24, 27, 29, 30, 999, 4711)
 GPU_FAULTS = {15: "gpu_lost", 16: "reset_required", 28: "gpu_lost"}
-# So seldom that a test in which somebody waits for the next regular sample fails.
+# So rare that a test that waits for the next regular sample fails.
 SELDOM = Pace(sample_interval_s=60)
 NODE_FAULTS = {1: "uninitialized", 9: "driver_not_loaded", 18: "version_mismatch"}
 
 
 @contextmanager
 def asking(standin: NvmlStandin) -> Iterator[Ask]:
-    """A running child, and the way to ask it for `inventory` and `sample`: `{"error", "answer"}`."""
+    """Run a child. Yields a function that requests `inventory` or `sample`, and returns the whole answer."""
     child = NvmlChild(standin.environment)
     try:
         yield lambda operation: child.ask({"op": operation}, 10)
@@ -50,17 +50,17 @@ def asked_once(standin: NvmlStandin, operation: str) -> dict[str, Any]:
 
 
 def asked_until(ask: Ask, operation: str, accepted: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    """The first answer that is accepted: the stand-in needs 2 ms to see its new configuration."""
+    """The first accepted answer: the stand-in reads a changed configuration after up to 2 ms."""
     answers: list[dict[str, Any]] = []
 
-    def asked() -> bool:
+    def answer_is_accepted() -> bool:
         answers.append(ask(operation))
         return bool(accepted(answers[-1]))
 
     try:
-        wait_until(asked, timeout_s=5)
+        wait_until(answer_is_accepted, timeout_s=5)
     except AssertionError:
-        raise AssertionError(f"never accepted: {answers[-1]}") from None
+        raise AssertionError(f"no answer was accepted, the last is {answers[-1]}") from None
     return answers[-1]
 
 
@@ -86,7 +86,7 @@ def nulls_of(sample: dict[str, Any]) -> set[str]:
 
 @contextmanager
 def process() -> Iterator[int]:
-    """A pid that NVML may name: one that is not there is left out of samples."""
+    """The pid of a running process: samples omit processes that do not exist."""
     running = subprocess.Popen(["sleep", "1000"])
     try:
         yield running.pid

@@ -31,8 +31,8 @@ sys.exit(run(AgentSettings(), parent_fd=int(sys.argv[1]) if len(sys.argv) > 1 el
 
 @pytest.fixture
 def server() -> Iterator[TinyControlPlane]:
-    with control_plane() as told:
-        yield told
+    with control_plane() as made:
+        yield made
 
 
 @contextmanager
@@ -63,21 +63,22 @@ def agent(
 
 
 def ended(process: subprocess.Popen[str], within_s: float = 20) -> tuple[int, str]:
-    _, said = process.communicate(timeout=within_s)
-    return process.returncode, said
+    """Wait for the end of the process. Returns its exit code and what it logged."""
+    _, logged = process.communicate(timeout=within_s)
+    return process.returncode, logged
 
 
 def test_an_agent_joins_and_runs_its_assignments(server: TinyControlPlane, tmp_path: Path) -> None:
-    asked = assignment()
-    server.wants(asked)
+    instance = assignment()
+    server.wants(instance)
     with agent(server, tmp_path) as process:
-        wait_until(lambda: server.phase(asked) == "running", timeout_s=20)
+        wait_until(lambda: server.phase(instance) == "running", timeout_s=20)
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        code, said = ended(process)
+        code, logged = ended(process)
         assert time.monotonic() - began < 1.5
     assert code == 0
-    assert "joined" in said and TOKEN not in said and "canary" not in said
+    assert "joined" in logged and TOKEN not in logged and "canary" not in logged
     report = server.last()
     assert report is not None and report.gpus is not None
     assert [gpu.model for gpu in report.gpus] == ["Tesla T4", "Tesla T4"]
@@ -91,7 +92,7 @@ def test_a_restarted_agent_does_not_join_again(server: TinyControlPlane, tmp_pat
             assert ended(process)[0] == 0
 
 
-def test_a_signal_that_interrupts_the_wait_for_it_ends_the_wait() -> None:
+def test_a_signal_that_interrupts_the_wait_for_the_end_does_not_deadlock() -> None:
     """The handler runs in the main thread, here while that thread holds the lock of the event."""
     program = """
 import signal, threading
@@ -119,9 +120,9 @@ def test_an_unreachable_control_plane_is_logged_once(server: TinyControlPlane, t
 
 
 def test_a_simulated_fleet_is_one_process(server: TinyControlPlane, tmp_path: Path) -> None:
-    with agent(server, tmp_path, SIMULATE="2x8xH100,1x1xL4", NODE_NAME="made-up"):
+    with agent(server, tmp_path, SIMULATE="2x8xH100,1x1xL4", NODE_NAME="fleet"):
         wait_until(lambda: len({one.facts.hostname for _, one in server.reports}) == 3, timeout_s=20)
-    assert {one.facts.hostname for _, one in server.reports} == {"made-up-1", "made-up-2", "made-up-3"}
+    assert {one.facts.hostname for _, one in server.reports} == {"fleet-1", "fleet-2", "fleet-3"}
 
 
 def test_an_agent_ends_with_its_parent(server: TinyControlPlane, tmp_path: Path) -> None:
@@ -130,8 +131,8 @@ def test_an_agent_ends_with_its_parent(server: TinyControlPlane, tmp_path: Path)
         os.close(read)
         wait_until(lambda: server.reports, timeout_s=20)
         os.close(write)
-        code, said = ended(process)
-    assert (code, "the parent process is gone" in said) == (0, True)
+        code, logged = ended(process)
+    assert (code, "the parent process is gone" in logged) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -146,24 +147,24 @@ def test_startup_errors_are_logged(
     server: TinyControlPlane, tmp_path: Path, environment: dict[str, str], code: int, words: str
 ) -> None:
     with agent(server, tmp_path, **environment) as process:
-        ended_with, said = ended(process)
-    assert (ended_with, words in said) == (code, True)
+        ended_with, logged = ended(process)
+    assert (ended_with, words in logged) == (code, True)
 
 
 def test_a_directory_has_one_agent(server: TinyControlPlane, tmp_path: Path) -> None:
     with agent(server, tmp_path):
         wait_until(lambda: server.reports, timeout_s=20)
         with agent(server, tmp_path) as second:
-            code, said = ended(second)
-    assert (code, "another agent runs in" in said) == (2, True)
+            code, logged = ended(second)
+    assert (code, "another agent runs in" in logged) == (2, True)
 
 
 def test_an_agent_ends_when_another_takes_over(server: TinyControlPlane, tmp_path: Path) -> None:
     with agent(server, tmp_path) as process:
         wait_until(lambda: server.reports, timeout_s=20)
         server.failure = (409, "stale_session")
-        code, said = ended(process)
-    assert (code, "has taken over" in said) == (3, True)
+        code, logged = ended(process)
+    assert (code, "has taken over" in logged) == (3, True)
 
 
 def _toolkit(folder: Path, version: str) -> None:
@@ -174,7 +175,7 @@ def _toolkit(folder: Path, version: str) -> None:
 
 @pytest.fixture
 def real_parts(monkeypatch: pytest.MonkeyPatch, docker_node: DockerNode, nvml: NvmlStandin) -> None:
-    """A machine with Docker and a GPU, for agents that the test starts."""
+    """Lets agents that the test starts find Docker and a GPU on this machine."""
     monkeypatch.setenv("DOCKER_HOST", docker_node.url)
     for name in ("LD_LIBRARY_PATH", "NVIDIA_NVML_STANDIN"):
         monkeypatch.setenv(name, nvml.environment[name])
@@ -253,6 +254,6 @@ def test_a_hostname_becomes_a_node_name(hostname: str, label: str) -> None:
     assert dns_label(hostname) == label
 
 
-def test_the_address_is_the_one_that_connects_to_the_server() -> None:
+def test_the_nodes_address_is_the_one_on_the_route_to_the_server() -> None:
     assert address_towards("http://127.0.0.1:8700") == "127.0.0.1"
     assert address_towards("https://no-such-host.invalid") == "127.0.0.1"

@@ -25,7 +25,6 @@ def shared_service(
     migrated_template: Callable[[str], str],
 ) -> Iterator[RunningService]:
     folder = tmp_path_factory.mktemp("shared")
-    # All clients come from one address, and many use invalid keys on purpose.
     with (
         copied(request, migrated_template(request.param), folder) as url,
         running(
@@ -33,6 +32,7 @@ def shared_service(
                 url,
                 folder / "data",
                 start_timeout_s=2,
+                # All clients have one address, and many use invalid keys on purpose.
                 rate_limits="off",
                 allowed_registries=("10.0.0.7:5000", "registry:5000"),
             )
@@ -43,7 +43,7 @@ def shared_service(
 
 @contextmanager
 def copied(request: pytest.FixtureRequest, template: str, folder: Path) -> Iterator[str]:
-    """The URL of a copy of the template, a database of the kind `request.param`."""
+    """Within the block, a copy of the template database; `request.param` is its kind. Yields its URL."""
     if request.param == "sqlite":
         (folder / "mooring.db").write_bytes(Path(template.removeprefix("sqlite:///")).read_bytes())
         yield f"sqlite:///{folder / 'mooring.db'}"
@@ -62,7 +62,10 @@ def shared(shared_service: RunningService) -> Iterator[Client]:
 
 
 class Sandbox:
-    """A node with eight H100 that takes only this test's instances, and its reported instances."""
+    """A node with eight H100 for one test, and the running instances that the node reports.
+
+    The instances that `create` makes have a selector, so they are placed on this node only.
+    """
 
     _numbers = count(1)
 
@@ -72,12 +75,12 @@ class Sandbox:
         self.node = WireNode(client, f"sandbox-{next(self._numbers)}")
         self.node.facts = self.node.facts.model_copy(update={"labels": {"sandbox": self.node.name}})
         self.node.sync()
-        self.made: list[str] = []
-        self.ran: list[ObservedInstance] = []
+        self.created_ids: list[str] = []
+        self.reported: list[ObservedInstance] = []
 
     def create(self, **fields: Any) -> dict[str, Any]:
         made = self.client.create(node_selector={"sandbox": self.node.name}, **fields)
-        self.made.append(made["id"])
+        self.created_ids.append(made["id"])
         return made
 
     def placed(self, **fields: Any) -> Assignment:
@@ -87,14 +90,14 @@ class Sandbox:
         return self.assignment(made["id"])
 
     def running(self, **fields: Any) -> Assignment:
-        """The assignment of a new running instance; the earlier ones keep running."""
+        """The assignment of a new running instance; earlier running instances stay running."""
         assignment = self.placed(**fields)
-        self.ran.append(observed(assignment, "running"))
-        self.node.sync(*self.ran)
+        self.reported.append(observed(assignment, "running"))
+        self.node.sync(*self.reported)
         return assignment
 
     def assignment(self, instance_id: str) -> Assignment:
-        """The node's assignment of this instance; the report for it does not list instances."""
+        """The assignment of this instance, from the answer to a report that does not list instances."""
         answer = self.node.sync(instances=None)
         return next(item for item in answer.assignments if item.instance_id == instance_id)
 
@@ -103,14 +106,14 @@ class Sandbox:
 
     def close(self) -> None:
         self.client.delete(f"/v1/nodes/{self.node.id}", params={"force": True})
-        for instance_id in self.made:
+        for instance_id in self.created_ids:
             self.client.delete(f"/v1/instances/{instance_id}")
         self.node.close()
 
 
 @pytest.fixture
 def sandbox(shared_service: RunningService, shared: Client) -> Iterator[Sandbox]:
-    # Pending instances of earlier tests that have no selector would be placed on this node.
+    # Earlier tests may have left pending instances without a selector: they would be placed on this node.
     for stray in shared.items("/v1/instances", state="pending", limit=200):
         shared.delete(f"/v1/instances/{stray['id']}")
     made = Sandbox(shared_service, shared)

@@ -13,8 +13,8 @@ def require_conformance(client: Client, path: str, model: type[BaseModel]) -> No
     """Fails unless the answer and the model have the same fields."""
     answer = client.get(path)
     assert answer.status_code == 200, answer.text
-    read = model.model_validate(answer.json(), extra="forbid", strict=False)
-    assert read.model_dump(mode="json").keys() == answer.json().keys()
+    parsed = model.model_validate(answer.json(), extra="forbid", strict=False)
+    assert parsed.model_dump(mode="json").keys() == answer.json().keys()
 
 
 def test_answers_conform_to_their_models(client: Client, node: WireNode) -> None:
@@ -30,14 +30,14 @@ def test_answers_conform_to_their_models(client: Client, node: WireNode) -> None
     }
     node.sync(observed(assignment, "running", endpoints=[endpoint]), samples=[sample])
 
-    one = f"/v1/instances/{made['id']}"
+    instance = f"/v1/instances/{made['id']}"
     documented: dict[str, type[BaseModel]] = {
-        one: instances.Instance,
+        instance: instances.Instance,
         "/v1/instances": instances.InstanceList,
-        f"{one}/wait?state=running": instances.WaitResult,
-        f"{one}/metrics": instances.MetricsList,
-        f"{one}/events": events.InstanceEvents,
-        f"{one}/explain": instances.Explanation,
+        f"{instance}/wait?state=running": instances.WaitResult,
+        f"{instance}/metrics": instances.MetricsList,
+        f"{instance}/events": events.InstanceEvents,
+        f"{instance}/explain": instances.Explanation,
         "/v1/events": events.EventList,
         "/v1/nodes": nodes.NodeList,
         f"/v1/nodes/{node.id}": nodes.Node,
@@ -51,9 +51,9 @@ def test_answers_conform_to_their_models(client: Client, node: WireNode) -> None
 
 
 def test_lists_and_single_reads_agree_after_every_change(client: Client, node: WireNode) -> None:
-    """Lists use texts that are cached by version: every change of an instance must change its version."""
+    """Lists use JSON that is cached by version: every change of an instance must change its version."""
     made = client.create(gpus={"count": 2}, ports=[{"container": 80}])
-    one = f"/v1/instances/{made['id']}"
+    instance = f"/v1/instances/{made['id']}"
 
     def same() -> bool:
         (listed,) = client.items("/v1/instances")
@@ -77,17 +77,17 @@ def test_lists_and_single_reads_agree_after_every_change(client: Client, node: W
     for phase, fields in steps:
         node.sync(observed(assignment, phase, **fields))
         require_same()
-    client.patch(one, json={"labels": {"a": "b"}, "max_duration_s": 3600, "name": "other"})
+    client.patch(instance, json={"labels": {"a": "b"}, "max_duration_s": 3600, "name": "other"})
     require_same()
-    client.post(f"{one}/restart")
+    client.post(f"{instance}/restart")
     require_same()
     (second,) = node.sync().assignments
     node.sync(observed(second, "running"))
-    client.post(f"{one}/stop")
+    client.post(f"{instance}/stop")
     require_same()
     node.sync(observed(second, "exited", exit_code=137))
     require_same()
     node.sync()
     require_same()
-    client.post(f"{one}/start")
+    client.post(f"{instance}/start")
     require_same()

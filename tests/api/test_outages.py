@@ -66,7 +66,9 @@ def test_the_service_recovers_after_a_crash_of_the_database(
     node.sync(observed(assignment, "running"))
 
 
-def test_a_database_restart_under_load_causes_only_503(cluster: PostgresCluster, client: Client) -> None:
+def test_a_database_restart_under_load_causes_only_503_and_loses_no_created_instance(
+    cluster: PostgresCluster, client: Client
+) -> None:
     statuses: set[int] = set()
     acknowledged: list[str] = []
     done = threading.Event()

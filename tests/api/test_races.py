@@ -1,6 +1,7 @@
-"""Concurrent requests never allocate a GPU twice."""
+"""Neither concurrent requests nor outdated placements allocate a GPU twice."""
 
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -26,6 +27,7 @@ BODY = {"image": "mooring-test/busybox:1", "gpus": {"count": 1}, "cpus": 1, "mem
 
 
 def _holders(client: Client) -> list[str]:
+    """The instance of each allocated GPU."""
     return [gpu["instance_id"] for gpu in client.items("/v1/gpus") if gpu["instance_id"]]
 
 
@@ -84,17 +86,22 @@ def pending(client: Client, node: WireNode) -> tuple[str, str]:
     """Two pending instances; the node is cordoned, so that only `_assign` places them."""
     client.post(f"/v1/nodes/{node.id}/cordon")
     one, two = (client.create(gpus={"count": 4}, cpus=1, memory_mib=64)["id"] for _ in range(2))
-    wait_until(lambda: client.instance(two)["reason"]["code"] != "queued")
-    wait_until(lambda: client.instance(one)["reason"]["code"] != "queued")
+    for instance_id in (one, two):
+        _wait_for_reason(client, instance_id)
     return one, two
 
 
-def _assign(service: RunningService, node_id: str, *plans: Placement) -> list[str]:
+def _wait_for_reason(client: Client, instance_id: str) -> None:
+    """Wait until the scheduler has considered the pending instance."""
+    wait_until(lambda: client.instance(instance_id)["reason"]["code"] != "queued")
+
+
+def _assign(service: RunningService, node_id: str, *decided: Placement) -> list[str]:
     # The node is uncordoned only within the transaction: the scheduler always sees it cordoned.
     with service.plane.database.write() as session:
         node = session.get_one(Node, node_id)
         node.cordoned = False
-        placed = placements.assign(session, plans)
+        placed = placements.assign(session, decided)
         node.cordoned = True
     return placed
 
@@ -120,39 +127,39 @@ def test_the_second_of_two_overlapping_placements_is_rejected(
     assert _assign(service, node.id, _placement(two, node, 4, 5, 6, 7)) == [two]
 
 
-def test_only_the_first_of_overlapping_placements_in_one_plan_is_written(
+def test_only_the_first_of_overlapping_placements_of_one_cycle_is_written(
     service: RunningService, client: Client, node: WireNode, pending: tuple[str, str]
 ) -> None:
     one, two = pending
-    plans = (
+    overlapping = (
         _placement(one, node, 0, 1, 2, 3),
         _placement(two, node, 3, 4, 5, 6),
         _placement(one, node, 4, 5, 6, 7),
     )
-    assert _assign(service, node.id, *plans) == [one]
+    assert _assign(service, node.id, *overlapping) == [one]
     assert Counter(_holders(client)) == {one: 4}
 
 
 @pytest.mark.parametrize(
-    "more",
+    "changes",
     [
         {"node_id": "nod_none"},
         {"cpu_milli": 64_001},
         {"memory_mib": 524_288},
-        {"allocations": (GpuAllocation("GPU-of-nobody"),)},
-        {"allocations": (GpuAllocation("GPU-gpu-1-0", 142, "MIG-of-nobody"),)},
+        {"allocations": (GpuAllocation("GPU-unknown"),)},
+        {"allocations": (GpuAllocation("GPU-gpu-1-0", 142, "MIG-unknown"),)},
         {"allocations": (GpuAllocation("GPU-gpu-1-0"), GpuAllocation("GPU-gpu-1-0", 1))},
         {"instance_id": "ins_none"},
     ],
 )
 def test_an_invalid_placement_is_rejected(
-    service: RunningService, node: WireNode, pending: tuple[str, str], more: dict[str, Any]
+    service: RunningService, node: WireNode, pending: tuple[str, str], changes: dict[str, Any]
 ) -> None:
-    more = dict(more)
-    assert _assign(service, node.id, _placement(more.pop("instance_id", pending[0]), node, 0, **more)) == []
+    invalid = replace(_placement(pending[0], node, 0), **changes)
+    assert _assign(service, node.id, invalid) == []
 
 
-def test_a_placement_on_an_unhealthy_gpu_or_of_a_stopped_instance_is_rejected(
+def test_a_placement_on_an_unhealthy_gpu_or_cordoned_node_or_of_a_stopped_instance_is_rejected(
     service: RunningService, client: Client, node: WireNode, pending: tuple[str, str]
 ) -> None:
     one, two = pending
@@ -161,20 +168,20 @@ def test_a_placement_on_an_unhealthy_gpu_or_of_a_stopped_instance_is_rejected(
     assert _assign(service, node.id, _placement(one, node, 0)) == []
     client.post(f"/v1/instances/{one}/stop")
     assert _assign(service, node.id, _placement(one, node, 1)) == []
-    with service.plane.database.write() as session:  # the node is cordoned
+    with service.plane.database.write() as session:  # here the node stays cordoned
         assert placements.assign(session, [_placement(two, node, 1)]) == []
 
 
 def test_a_placement_on_a_gpu_reserved_meanwhile_is_rejected(
     service: RunningService, client: Client, node: WireNode, pending: tuple[str, str]
 ) -> None:
-    """Except for the reservation's project and for an instance that ends before the reservation."""
+    """Only the reservation's project, and instances that end before the reservation, may use the GPU."""
     one, two = pending
     begins = now() + timedelta(hours=1)
-    owner = client.post("/v1/projects", json={"name": "others"}).json()["id"]
-    mine = client.instance(one)["project_id"]
+    other_project = client.post("/v1/projects", json={"name": "others"}).json()["id"]
+    own_project = client.instance(one)["project_id"]
     with service.plane.database.write() as session:
-        for project_id, index in ((owner, 0), (mine, 1)):
+        for project_id, index in ((other_project, 0), (own_project, 1)):
             session.add(_reservation(project_id, node.gpus[index].uuid, begins))
         session.get_one(Instance, two).max_duration_s = 1800
         revisions.changed(session, node.id)
@@ -193,8 +200,8 @@ def test_cpus_are_not_allocated_twice(
     service: RunningService, node: WireNode, pending: tuple[str, str]
 ) -> None:
     one, two = pending
-    plans = _placement(one, node, cpu_milli=40_000), _placement(two, node, cpu_milli=40_000)
-    assert _assign(service, node.id, *plans) == [one]
+    both = _placement(one, node, cpu_milli=40_000), _placement(two, node, cpu_milli=40_000)
+    assert _assign(service, node.id, *both) == [one]
     assert _assign(service, node.id, _placement(two, node, cpu_milli=24_001)) == []
     assert _assign(service, node.id, _placement(two, node, cpu_milli=24_000)) == [two]
 
@@ -205,12 +212,12 @@ def test_a_placement_that_shares_a_gpu_with_another_project_is_rejected(
     one, two = pending
     other = client.post("/v1/projects", json={"name": "other"}).json()["id"]
     other_projects_instance = client.create(gpus={"count": 4}, project_id=other, cpus=1, memory_mib=64)["id"]
-    wait_until(lambda: client.instance(other_projects_instance)["reason"]["code"] != "queued")
+    _wait_for_reason(client, other_projects_instance)
     half = (GpuAllocation(node.gpus[0].uuid, 500),)
-    plans = [
+    halves = [
         _placement(instance_id, node, allocations=half) for instance_id in (one, other_projects_instance, two)
     ]
-    assert _assign(service, node.id, *plans) == [one, two]
+    assert _assign(service, node.id, *halves) == [one, two]
 
 
 def test_the_database_rejects_a_second_allocation_of_a_gpu(

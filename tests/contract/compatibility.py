@@ -25,7 +25,7 @@ def breaks(old: Schema, new: Schema) -> list[str]:
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """The paths of all differences but texts, examples and the components of answers, which are inlined."""
+    """All differences but texts and examples, by path. Shared answers are inlined before the comparison."""
     if not path:
         old, new = _inlined(old), _inlined(new)
     if isinstance(old, dict) and isinstance(new, dict):
@@ -79,10 +79,10 @@ class _Comparison:
         yield from self._answers(before, after)
 
     def _credentials(self, before: Schema, after: Schema) -> Iterator[str]:
-        accepted = after.get("security", [])
-        for ways in before.get("security", []) or [{}]:
-            if accepted and not any(way.keys() <= ways.keys() for way in accepted):
-                yield f"the credentials {sorted(ways) or 'none'} are no longer enough"
+        alternatives = after.get("security", [])
+        for given in before.get("security", []) or [{}]:
+            if alternatives and not any(required.keys() <= given.keys() for required in alternatives):
+                yield f"the credentials {sorted(given) or 'none'} are no longer enough"
 
     def _parameters(self, before: Schema, after: Schema) -> Iterator[str]:
         earlier, later = self._by_name(self.old, before), self._by_name(self.new, after)
@@ -129,19 +129,19 @@ class _Comparison:
         self, before: Schema, after: Schema, location: str, seen: frozenset[tuple[str, str]] = frozenset()
     ) -> Iterator[str]:
         """Every value that was accepted must still be accepted."""
-        seen, known = _visited(before, after, seen)
-        if known:
+        seen, is_known = _visited(before, after, seen)
+        if is_known:
             return
         later = list(_branches(self.new, after))
         for branch in _branches(self.old, before):
-            like = [other for other in later if _kind(other) in {_kind(branch), "any"}]
+            comparable = [other for other in later if _kind(other) in {_kind(branch), "any"}]
             # An integer is a number.
-            like += [other for other in later if (_kind(branch), _kind(other)) == ("integer", "number")]
-            if not like:
+            comparable += [other for other in later if (_kind(branch), _kind(other)) == ("integer", "number")]
+            if not comparable:
                 yield f"{location} may no longer be {_kind(branch)}"
                 continue
             yield from _best_fit(
-                [list(self._request_branch(branch, other, location, seen)) for other in like]
+                [list(self._request_branch(branch, other, location, seen)) for other in comparable]
             )
 
     def _request_branch(
@@ -174,17 +174,21 @@ class _Comparison:
         self, before: Schema, after: Schema, location: str, seen: frozenset[tuple[str, str]] = frozenset()
     ) -> Iterator[str]:
         """Every value that is sent must have been allowed before."""
-        seen, known = _visited(before, after, seen)
-        if known:
+        seen, is_known = _visited(before, after, seen)
+        if is_known:
             return
         earlier = list(_branches(self.old, before))
         for branch in _branches(self.new, after):
-            like = [other for other in earlier if _kind(other) in {_kind(branch), "any"}]
-            like += [other for other in earlier if (_kind(other), _kind(branch)) == ("number", "integer")]
-            if not like:
+            comparable = [other for other in earlier if _kind(other) in {_kind(branch), "any"}]
+            comparable += [
+                other for other in earlier if (_kind(other), _kind(branch)) == ("number", "integer")
+            ]
+            if not comparable:
                 yield f"{location} may now be {_kind(branch)}"
                 continue
-            yield from _best_fit([list(self._answer_branch(other, branch, location, seen)) for other in like])
+            yield from _best_fit(
+                [list(self._answer_branch(other, branch, location, seen)) for other in comparable]
+            )
 
     def _answer_branch(
         self, before: Schema, after: Schema, location: str, seen: frozenset[tuple[str, str]]
@@ -244,13 +248,13 @@ def _kind(schema: Schema) -> str:
 def _visited(
     before: Schema, after: Schema, seen: frozenset[tuple[str, str]]
 ) -> tuple[frozenset[tuple[str, str]], bool]:
-    """Follow recursive schemas once."""
+    """Add the pair to `seen`. Returns also whether it was there, as recursive schemas are followed once."""
     pair = (before.get("$ref", ""), after.get("$ref", ""))
     return (seen | {pair}, pair in seen) if all(pair) else (seen, False)
 
 
 def _best_fit(findings: list[list[str]]) -> list[str]:
-    """The findings of the alternative with the fewest."""
+    """The findings of the alternative that has the fewest."""
     return min(findings, key=len)
 
 
@@ -278,6 +282,6 @@ def _narrower(before: Schema, after: Schema, location: str) -> Iterator[str]:
         if was is None or (limit < was if key in _UPPER else limit > was):
             yield f"{location} had the {key} {was}, has {limit}"
     for key in ("pattern", "format", "multipleOf", "uniqueItems"):
-        # It is undecided whether one pattern accepts all that another did, so each change is reported.
+        # Each change is reported, as it is not decidable here whether a pattern accepts all that another did.
         if key in after and after[key] != before.get(key) and before.get("type") == after.get("type"):
             yield f"{location} had the {key} {before.get(key)}, has {after[key]}"

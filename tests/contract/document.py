@@ -1,4 +1,4 @@
-"""The OpenAPI document of this source tree, in the form of the committed file.
+"""The OpenAPI document of this source tree, as text of the same form as the committed file.
 
 `make openapi` (`python -m tests.contract.document`) regenerates the file.
 """

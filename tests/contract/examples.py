@@ -6,7 +6,7 @@ from tests.service import Client
 
 
 def create_examples(admin: Client, document: dict[str, Any]) -> dict[str, list[str]]:
-    """Create one resource per example; return the IDs by the path parameters that the links name."""
+    """Create one resource in each collection; return the IDs by the path parameters that the links name."""
     known: dict[str, list[str]] = {}
     for path, item in document["paths"].items():
         links = item.get("post", {}).get("responses", {}).get("201", {}).get("links", {})

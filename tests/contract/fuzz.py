@@ -1,6 +1,7 @@
 """Random, slightly invalid requests for the operations of an OpenAPI document.
 
-Half of them are HTTP with invalid parts, the other half are corrupted bytes of HTTP requests.
+About half of them are whole HTTP requests, most with invalid parts; the others are corrupted bytes of such
+requests.
 """
 
 import json
@@ -63,10 +64,10 @@ QUERY = [
 QUERY_VALUES = [
     "", "0", "-1", "201", "1e9", "NaN", "9" * 40, "%00", "%ff", "%ed%a0%80", "a" * 5000, "true", "[]", "a:b",
 ]  # fmt: skip
-# These answers are delayed on purpose: for the time in these fields, until an instance has a state, or until
-# the stream of a node ends.
+# Fields that delay the answer, which are not changed: answers must arrive within seconds.
 _WAIT_FIELDS = ("wait_s", "timeout_s")
-_WAIT_S = 0.2  # the value for `wait_s`, since answers must arrive within seconds
+_WAIT_S = 0.2  # the value for `wait_s`
+# Operations that wait until an instance has a state, or until the stream of a node ends. They are not called.
 _WAITING_OPERATIONS = ("wait_for_instance", "bring_stream")
 
 
@@ -106,7 +107,7 @@ class Fuzzer:
         ]
 
     def request(self) -> tuple[bytes, bool]:
-        """The bytes, and whether they are HTTP that must be answered."""
+        """The bytes, and whether they are a whole HTTP request, which must be answered."""
         if self._random.random() < 0.55:
             return self._serialized(self._changed()), True
         return self._broken(self._serialized(self._changed())), False
@@ -123,8 +124,10 @@ class Fuzzer:
             path = path.replace(f"{{{name}}}", self._random.choice(values))
         request = Request(method, path)
         if self._random.random() < 0.95:
-            key = self._credentials["NodeCredential" in str(operation["security"])]
-            request.headers.append(("Authorization", f"Bearer {key}"))
+            api_key, node_credential = self._credentials
+            is_for_nodes = any("NodeCredential" in scheme for scheme in operation["security"])
+            credential = node_credential if is_for_nodes else api_key
+            request.headers.append(("Authorization", f"Bearer {credential}"))
         content = operation.get("requestBody", {}).get("content", {}).get("application/json")
         if content is not None:
             request.headers.append(("Content-Type", "application/json"))
@@ -241,7 +244,7 @@ class Fuzzer:
             raw = self._random.choice(_BYTE_CHANGES)(self, raw)
         return raw
 
-    def flip_bytes(self, raw: bytes) -> bytes:
+    def replace_bytes(self, raw: bytes) -> bytes:
         made = bytearray(raw)
         for _ in range(self._random.choice((1, 2, 8))):
             if made:
@@ -261,7 +264,7 @@ class Fuzzer:
 
     def insert(self, raw: bytes) -> bytes:
         at = self._random.randrange(len(raw) + 1)
-        junk = (
+        insertions = (
             b"\x00",
             b"\r\n",
             b"\r",
@@ -273,8 +276,7 @@ class Fuzzer:
             b"\x16\x03\x01",
             b"GET / ",
         )
-        inserted = self._random.choice(junk)
-        return raw[:at] + inserted + raw[at:]
+        return raw[:at] + self._random.choice(insertions) + raw[at:]
 
     def change_length(self, raw: bytes) -> bytes:
         length = self._random.choice(
@@ -306,7 +308,7 @@ _BODY_CHANGES: list[Callable[[Fuzzer, Any, Any, Any], str]] = [
     Fuzzer.put_invalid_json,
 ]  # fmt: skip
 _BYTE_CHANGES: list[Callable[[Fuzzer, bytes], bytes]] = [
-    Fuzzer.flip_bytes, Fuzzer.cut, Fuzzer.repeat, Fuzzer.drop, Fuzzer.insert, Fuzzer.change_length,
+    Fuzzer.replace_bytes, Fuzzer.cut, Fuzzer.repeat, Fuzzer.drop, Fuzzer.insert, Fuzzer.change_length,
     Fuzzer.change_chunks, Fuzzer.change_version, Fuzzer.pipeline,
 ]  # fmt: skip
 

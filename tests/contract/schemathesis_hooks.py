@@ -13,8 +13,8 @@ from contextlib import suppress
 import httpx
 import schemathesis
 
-# Codes of rules that no schema can state: on time, between fields or on stored data. Requests that are
-# rejected with these codes are well-formed.
+# Codes of rules that no schema can state: on times, on several fields together, or on stored data. A request
+# that is rejected with one of these codes is well-formed.
 NOT_IN_A_SCHEMA = {
     "bad_cursor",  # must come from the service, for the same filters
     "bad_event_id",  # the time of an existing line
@@ -50,14 +50,14 @@ _client = httpx.Client(
 )
 
 
-def _own_ids() -> set[str]:
-    """IDs of the caller's key, user and project: a run that deletes its own key would test nothing more."""
+def _ids_to_keep() -> set[str]:
+    """IDs of the caller's key, user and project, and CONTRACT_KEEP: a run needs them until its end."""
     me = _client.get("/v1/me").json()
     found = (me.get(name) or {} for name in ("key", "user", "project"))
     return {thing["id"] for thing in found if "id" in thing} | set(os.environ["CONTRACT_KEEP"].split())
 
 
-_KEEP = _own_ids()
+_KEEP = _ids_to_keep()
 
 
 _keys_used = itertools.count()
@@ -129,8 +129,8 @@ def after_call(context, case, response):
 def filter_failure(context, failure, case, response):
     kind = type(failure).__name__
     if kind == "EnsureResourceAvailability":
-        asked_for = set((case.path_parameters or {}).values())
-        return not any(_created_values.get(one, set()) & _deleted for one in asked_for)
+        requested_ids = set((case.path_parameters or {}).values())
+        return not any(_created_values.get(each, set()) & _deleted for each in requested_ids)
     if kind not in {"RejectedPositiveData", "ServerError"}:
         return True
     problem = response.json()

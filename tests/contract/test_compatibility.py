@@ -1,4 +1,4 @@
-"""The comparison of documents finds each kind of breaking change and accepts additions."""
+"""The comparison of documents finds each kind of breaking change and accepts compatible changes."""
 
 from copy import deepcopy
 from typing import Any
@@ -65,12 +65,15 @@ REMOVED = object()
 
 
 def _changed(*changes: tuple[str, Any]) -> dict[str, Any]:
-    """The document with values set or removed at slash-separated paths."""
+    """The document with values set or removed at slash-separated paths.
+
+    `//` is a separator before a key that begins with a slash, and `|` is a slash within a key.
+    """
     made = deepcopy(DOCUMENT)
     for path, value in changes:
         place: Any = made
-        *way, last = [part.replace("|", "/") for part in path.replace("//", "/|").split("/")]
-        for part in way:
+        *parents, last = [part.replace("|", "/") for part in path.replace("//", "/|").split("/")]
+        for part in parents:
             place = place[int(part) if isinstance(place, list) else part]
         key = int(last) if isinstance(place, list) else last
         if value is REMOVED:
@@ -152,8 +155,8 @@ BREAKS: dict[str, tuple[tuple[str, Any], str]] = {
         "header parameter X is required",
     ),
 }
-ADDITIONS: dict[str, tuple[str, Any]] = {
-    "nothing": ("openapi", "3.1.0"),
+COMPATIBLE: dict[str, tuple[str, Any]] = {
+    "version of OpenAPI": ("openapi", "3.1.0"),
     "operation": ("paths//toys", {"get": {"operationId": "list_toys", "responses": {"200": {}}}}),
     "status": (f"{POST}/responses/409", {"description": "conflict"}),
     "answer field": (f"{ANSWER}/properties/colour", {"type": "string"}),
@@ -191,15 +194,15 @@ def test_a_breaking_change_is_found_and_nothing_else(name: str) -> None:
     assert expected in found
 
 
-@pytest.mark.parametrize("name", ADDITIONS)
-def test_an_addition_is_compatible(name: str) -> None:
-    assert breaks(DOCUMENT, _changed(ADDITIONS[name])) == []
+@pytest.mark.parametrize("name", COMPATIBLE)
+def test_a_compatible_change_is_accepted(name: str) -> None:
+    assert breaks(DOCUMENT, _changed(COMPATIBLE[name])) == []
 
 
 def test_differences_other_than_texts_are_listed() -> None:
     assert differences(DOCUMENT, _changed((f"{POST}/description", "makes a pet"))) == []
     assert differences(DOCUMENT, _changed((f"{ANSWER}/examples", [{"id": "1", "kind": "cat"}]))) == []
-    name = ("components/schemas/PetOwner/properties/name/maxLength", 9)
-    assert differences(DOCUMENT, _changed(name)) == [f"/{name[0]} is new"]
-    status = (f"{POST}/responses/404", REMOVED)
-    assert differences(DOCUMENT, _changed(status)) == ["/paths//pets/post/responses/404 is gone"]
+    path = "components/schemas/PetOwner/properties/name/maxLength"
+    assert differences(DOCUMENT, _changed((path, 9))) == [f"/{path} is new"]
+    path = f"{POST}/responses/404"
+    assert differences(DOCUMENT, _changed((path, REMOVED))) == [f"/{path} is gone"]

@@ -23,7 +23,7 @@ NODES = 2
 
 
 class NodeSupply:
-    """A constant number of simulated nodes: replaces nodes that the tool drains or deletes."""
+    """A constant number of simulated nodes: uncordons drained ones, and replaces deleted ones."""
 
     def __init__(self, admin: Client, folder: Path, exits: ExitStack) -> None:
         self._admin, self._folder, self._exits = admin, folder, exits
@@ -46,20 +46,20 @@ def _served(database_url: str, folder: Path) -> Iterator[tuple[Client, NodeSuppl
     with ExitStack() as exits:
         service = exits.enter_context(running(settings_for(database_url, folder / "data", rate_limits="off")))
         admin = exits.enter_context(service.client)
-        room = NodeSupply(admin, folder, exits)
+        supply = NodeSupply(admin, folder, exits)
         # The tool uses the credential of this node for /agent/v1.
         wire = WireNode(admin, "wire", gpus=0)
         exits.callback(wire.close)
         wire.sync()
-        # Without the cordon it would get instances and never start them.
+        # Without the cordon, the node would get instances and never start them.
         admin.post(f"/v1/nodes/{wire.id}/cordon")
         # Lists must not be empty, so that their links can be followed.
         create_examples(admin, admin.get("/openapi.json").json())
         admin.create(gpus={"count": 1})
-        yield admin, room, wire
+        yield admin, supply, wire
 
 
-# The first phase is finite: every limit and every wrong type of every field, once.
+# The phases of each run. Those of the first are finite: every limit and wrong type of every field, once.
 PHASES = {"examples,coverage": max(60, SECONDS), "fuzzing": SECONDS, "stateful": SECONDS}
 
 
@@ -71,7 +71,7 @@ def test_schemathesis_finds_nothing(database_url: str, tmp_path: Path, phases: s
     for name in ("schemathesis.toml", "schemathesis_hooks.py"):
         shutil.copy(FOLDER / name, tmp_path)
     log = tmp_path / "schemathesis.log"
-    with _served(database_url, tmp_path) as (admin, room, wire), log.open("wb") as output:
+    with _served(database_url, tmp_path) as (admin, supply, wire), log.open("wb") as output:
         process = subprocess.Popen(
             [
                 tool,
@@ -95,7 +95,7 @@ def test_schemathesis_finds_nothing(database_url: str, tmp_path: Path, phases: s
         )
         try:
             while process.poll() is None:
-                room.restore()
+                supply.restore()
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(0.5)
         finally:

@@ -37,17 +37,18 @@ def test_a_restart_waits_for_a_reservation_in_progress(
     service: RunningService, client: Client, database: Database, node: WireNode
 ) -> None:
     course = client.post("/v1/projects", json={"name": "course"}).json()["id"]
-    runs = client.wait(client.create(gpus={"count": 8}, max_duration_s=600)["id"], "scheduled")
+    placed = client.wait(client.create(gpus={"count": 8}, max_duration_s=600)["id"], "scheduled")
     with database.write() as session:
-        row = session.get_one(Instance, runs["id"])
+        row = session.get_one(Instance, placed["id"])
         row.scheduled_at = now() - timedelta(seconds=500)  # it ends in 100 s
         revisions.changed(session, row.node_id)
-    told: list[httpx.Response] = []
-    thread = threading.Thread(target=lambda: told.append(client.post(f"/v1/instances/{runs['id']}/restart")))
+    restarted: list[httpx.Response] = []
+    path = f"/v1/instances/{placed['id']}/restart"
+    thread = threading.Thread(target=lambda: restarted.append(client.post(path)))
     with database.write() as session:
         locks.placing(session)
         thread.start()
-        wait_until(lambda: _waits_for_a_lock(database) or told)
+        wait_until(lambda: _waits_for_a_lock(database) or restarted)
         begins = now() + timedelta(seconds=200)
         ends = begins + timedelta(hours=1)
         project = session.get_one(Project, course)
@@ -55,4 +56,4 @@ def test_a_restart_waits_for_a_reservation_in_progress(
             session, SYSTEM, service.service.scheduler_cache, project, "course", {"count": 8}, begins, ends,
         )  # fmt: skip
     thread.join(20)
-    problem(told[0], 409, "gpu_reserved")
+    problem(restarted[0], 409, "gpu_reserved")

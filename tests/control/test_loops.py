@@ -1,4 +1,4 @@
-"""A failed item does not stop a loop, and a restart keeps the recent requests."""
+"""A failed item does not stop a loop, and a new process reads the recent requests."""
 
 from collections.abc import Iterator
 
@@ -56,7 +56,8 @@ def test_a_new_process_reads_recent_requests(client: Client, database: Database,
     snapshot = cache.last_cycle.snapshot
     assert snapshot.requests == ()
     assert snapshot.potential is not None
-    assert len(snapshot.potential.needs([]).hosts) == 2  # shapes; without history there is one
+    # The shapes of the recent requests; without requests there is only one.
+    assert len(snapshot.potential.needs([]).hosts) == 2
 
 
 def test_the_newest_requests_are_read_first(client: Client, database: Database) -> None:

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import func, select, update
 
 from mooring.control import retention, revisions
-from mooring.control.retention import Kept, Sweep
+from mooring.control.retention import RetentionTimes, Sweep
 from mooring.control.tenants.storage import StorageLimits
 from mooring.db.session import Database
 from mooring.db.tables import (
@@ -49,14 +49,14 @@ def count(service: RunningService, table: type[Base]) -> int:
 
 
 def age(service: RunningService, table: type[Base], **by: timedelta) -> None:
-    """Set time columns of all rows of a table to so long ago."""
-    moments = {column: now() - each for column, each in by.items()}
+    """Set time columns of all rows of a table to a time in the past."""
+    times = {column: now() - ago for column, ago in by.items()}
     with service.plane.database.write() as session:
-        session.execute(update(table).values(**moments))
+        session.execute(update(table).values(**times))
 
 
 def ran(client: Client, node: WireNode, **fields: Any) -> dict[str, Any]:
-    """An instance that had its GPUs and is deleted."""
+    """An instance that ran and is deleted."""
     made = client.create(**fields)
     client.wait(made["id"], "scheduled")
     (assignment,) = node.sync(instances=None).assignments
@@ -183,9 +183,9 @@ def test_only_the_oldest_deleted_rows_of_a_project_over_its_limit_are_purged(
     events_before = count(service, Event)
     for number, instance_id in enumerate(made[:4]):
         with service.plane.database.write() as session:
-            moment = now() - timedelta(hours=9 - number)
-            session.execute(update(Instance).where(Instance.id == instance_id).values(deleted_at=moment))
-    purge(service, limits=StorageLimits(80_000, 1))  # 64 KB are stored, and half of the limit is 40
+            deleted_at = now() - timedelta(hours=9 - number)
+            session.execute(update(Instance).where(Instance.id == instance_id).values(deleted_at=deleted_at))
+    purge(service, limits=StorageLimits(80_000, 1))  # 64 KB are stored; half of the limit is 40 KB
     with service.plane.database.read() as session:
         assert set(session.scalars(select(Instance.id))) == set(made[3:])
     assert count(service, Event) == events_before  # one project must not remove events of other readers
@@ -277,14 +277,14 @@ def test_the_idempotency_key_of_a_running_request_is_not_purged(
     assert (count(service, IdempotencyUsage), count(service, Stream)) == (0, 0)
 
 
-class Fake:
+class FakeClocks:
     """Two clocks that the test sets."""
 
     def __init__(self) -> None:
         self.wall = datetime(2026, 11, 22, tzinfo=UTC)
         self.steady = 0.0
 
-    def clock(self) -> SteadyClock:
+    def steady_clock(self) -> SteadyClock:
         return SteadyClock(lambda: self.wall, lambda: self.steady)
 
     def pass_time(self, by: timedelta) -> None:
@@ -294,48 +294,48 @@ class Fake:
 
 @pytest.mark.parametrize("jump", [timedelta(days=3650), timedelta(minutes=6), timedelta(days=-1)])
 def test_after_a_jump_of_the_clock_nothing_is_purged_for_an_hour(jump: timedelta) -> None:
-    fake = Fake()
-    clock = fake.clock()
-    assert clock.is_steady(fake.wall)
-    fake.pass_time(timedelta(minutes=10))
-    assert clock.is_steady(fake.wall)
-    fake.wall += jump
-    assert not clock.is_steady(fake.wall)
-    fake.pass_time(timedelta(minutes=59))
-    assert not clock.is_steady(fake.wall)
-    fake.pass_time(timedelta(minutes=2))
-    assert clock.is_steady(fake.wall)
+    clocks = FakeClocks()
+    clock = clocks.steady_clock()
+    assert clock.is_steady(clocks.wall)
+    clocks.pass_time(timedelta(minutes=10))
+    assert clock.is_steady(clocks.wall)
+    clocks.wall += jump
+    assert not clock.is_steady(clocks.wall)
+    clocks.pass_time(timedelta(minutes=59))
+    assert not clock.is_steady(clocks.wall)
+    clocks.pass_time(timedelta(minutes=2))
+    assert clock.is_steady(clocks.wall)
 
 
 def test_a_slightly_fast_clock_is_trusted() -> None:
-    fake = Fake()
-    clock = fake.clock()
+    clocks = FakeClocks()
+    clock = clocks.steady_clock()
     for _ in range(1000):
         assert clock.is_steady(None)
-        fake.pass_time(timedelta(minutes=10))
-        fake.wall += timedelta(seconds=10)
+        clocks.pass_time(timedelta(minutes=10))
+        clocks.wall += timedelta(seconds=10)
 
 
 def test_a_clock_that_jumped_during_downtime_is_not_trusted() -> None:
-    fake = Fake()
-    assert fake.clock().is_steady(fake.wall - timedelta(hours=47))
-    assert fake.clock().is_steady(None)  # without events there is nothing to lose
-    clock = fake.clock()
-    assert not clock.is_steady(fake.wall - timedelta(days=3))
-    fake.pass_time(timedelta(minutes=61))
-    assert clock.is_steady(fake.wall)
+    clocks = FakeClocks()
+    assert clocks.steady_clock().is_steady(clocks.wall - timedelta(hours=47))
+    assert clocks.steady_clock().is_steady(None)  # without events there is nothing to lose
+    clock = clocks.steady_clock()
+    assert not clock.is_steady(clocks.wall - timedelta(days=3))
+    clocks.pass_time(timedelta(minutes=61))
+    assert clock.is_steady(clocks.wall)
 
 
 def test_retention_waits_for_a_steady_clock(service: RunningService, client: Client) -> None:
     made = client.create(node_selector={"no": "where"})
     client.delete(f"/v1/instances/{made['id']}")
-    fake = Fake()
-    fake.wall = now()
-    keeper = Retention(service.plane.database, IMMEDIATE, LIMITS, fake.clock())
-    fake.wall += timedelta(days=3650)
+    clocks = FakeClocks()
+    clocks.wall = now()
+    keeper = Retention(service.plane.database, IMMEDIATE, LIMITS, clocks.steady_clock())
+    clocks.wall += timedelta(days=3650)
     keeper.tick()  # the first run: ten years after the last event
     assert count(service, Instance) == 1
-    fake.pass_time(timedelta(minutes=61))
+    clocks.pass_time(timedelta(minutes=61))
     keeper.tick()
     assert count(service, Instance) == 0
 
@@ -400,8 +400,8 @@ def test_a_failed_sweep_does_not_stop_the_others(
 
     made = client.create(node_selector={"no": "where"})
     client.delete(f"/v1/instances/{made['id']}")
-    rest = retention.sweeps
-    monkeypatch.setattr(retention, "sweeps", lambda kept, limits: [Broken(), *rest(kept, limits)])
+    real_sweeps = retention.sweeps
+    monkeypatch.setattr(retention, "sweeps", lambda kept, limits: [Broken(), *real_sweeps(kept, limits)])
     with pytest.raises(ExceptionGroup, match="not purged"):
         purge(service, IMMEDIATE)
     assert count(service, Instance) == 0
@@ -414,5 +414,5 @@ def test_a_failed_sweep_does_not_stop_the_others(
 def test_the_interval_depends_on_the_shortest_retention(
     deleted: timedelta, answers: timedelta, interval_s: float
 ) -> None:
-    kept = Kept(deleted, answers, timedelta(days=30))
+    kept = RetentionTimes(deleted, answers, timedelta(days=30))
     assert Retention(Database.__new__(Database), kept, LIMITS).interval_s == interval_s

@@ -9,7 +9,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 
 @pytest.mark.parametrize(
-    ("asked", "model", "matches"),
+    ("wanted", "model", "matches"),
     [
         (None, H100, True),
         ("H100", H100, True),
@@ -30,8 +30,8 @@ H100 = "NVIDIA H100 80GB HBM3"
         ("", H100, True),
     ],
 )
-def test_a_model_is_matched_by_words_of_its_name(asked: str | None, model: str, matches: bool) -> None:
-    assert model_matches(asked, model) is matches
+def test_a_model_is_matched_by_words_of_its_name(wanted: str | None, model: str, matches: bool) -> None:
+    assert model_matches(wanted, model) is matches
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,10 @@ def test_impossible_facts_are_rejected(fields: dict[str, object]) -> None:
 
 def test_a_missing_sample_value_is_null() -> None:
     sample = Sample(uuid="GPU-1", index=0, sampled_at="2026-11-21T08:00:00Z")
-    told = sample.model_dump(exclude={"uuid", "index", "sampled_at", "mig_devices"})
-    assert set(told.values()) == {None}
+    optional = sample.model_dump(exclude={"uuid", "index", "sampled_at", "mig_devices"})
+    assert set(optional.values()) == {None}
+
+
+def test_an_infinite_sample_value_is_rejected() -> None:
     with pytest.raises(ValidationError):
         Sample(uuid="GPU-1", index=0, sampled_at="x", power_w=float("inf"))

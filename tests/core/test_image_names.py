@@ -20,7 +20,7 @@ DIGEST = f"sha256:{'a' * 64}"
         ("r.example/a/b", "r.example/a/b:latest"),
         (f"r.example:5000/a@{DIGEST}", f"r.example:5000/a@{DIGEST}"),
         (f"r.example:5000/a:1@{DIGEST}", f"r.example:5000/a@{DIGEST}"),
-        # Docker would treat it as a prefix of an image ID.
+        # Docker would treat this name as a prefix of an image ID.
         ("4f3cdeadbeef", "docker.io/library/4f3cdeadbeef:latest"),
     ],
 )

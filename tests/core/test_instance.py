@@ -1,4 +1,4 @@
-"""The states of an instance, and their transitions by reports."""
+"""The states of an instance, their transitions by reports, and the validation of specs."""
 
 from itertools import product
 
@@ -19,7 +19,7 @@ from mooring.core.instance.state import (
 
 RUN, STOP, DELETE = DesiredState.RUNNING, DesiredState.STOPPED, DesiredState.DELETED
 
-# Desired state, observed state, exit code, whether it had started -> next state for each state.
+# Desired state, phase, exit code, whether the attempt ran before -> the next state, from every present state.
 REPORTS = [
     (RUN, Phase.STARTING, None, False, State.STARTING),
     (RUN, Phase.STARTING, None, True, State.STARTING),
@@ -64,7 +64,7 @@ def test_a_missing_container_on_a_node_that_reports_again() -> None:
 
 
 def test_every_report_causes_an_allowed_transition() -> None:
-    """An operation changes the state before the desired state can be `stopped` here."""
+    """In the combinations that occur: a stop or delete makes an instance `stopping` unless unreachable."""
     stopping = {State.STOPPING, State.UNREACHABLE}
     for state, desired, phase, code, began in product(
         HOLDS_GPUS, DesiredState, Phase, (None, 0, 1), (True, False)
@@ -83,7 +83,7 @@ def test_the_sets_of_states_are_consistent() -> None:
     assert set(State) - HOLDS_GPUS - ENDED == {State.PENDING, State.DELETED}
     assert TRANSITIONS[State.DELETED] == frozenset()
     for state in HOLDS_GPUS:
-        assert State.PENDING not in TRANSITIONS[state]  # GPUs are released by an end only
+        assert State.PENDING not in TRANSITIONS[state]  # an instance with GPUs must end to release them
     for state in State:
         assert state is State.DELETED or State.DELETED in TRANSITIONS[state]
         assert state not in TRANSITIONS[state]
@@ -115,7 +115,7 @@ def test_actions_list_the_allowed_operations() -> None:
         ("PATH", False),
     ],
 )
-def test_variables_of_the_agent_are_reserved(name: str, reserved: bool) -> None:
+def test_variables_that_select_gpus_or_preload_libraries_are_reserved(name: str, reserved: bool) -> None:
     assert is_reserved_env(name) is reserved
 
 

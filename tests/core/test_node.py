@@ -1,11 +1,11 @@
-"""The allocatable part of a node, and the state that is shown."""
+"""The allocatable part of a node, the state that is shown, and the validation of facts."""
 
 from itertools import product
 
 import pytest
 from pydantic import ValidationError
 
-from mooring.core.node import NodeFacts, NodeState, allocatable_memory_mib, fair_share, state_of
+from mooring.core.node import NodeFacts, NodeState, allocatable_memory_mib, proportional, state_of
 
 
 def test_the_worst_state_is_shown() -> None:
@@ -22,18 +22,18 @@ def test_the_worst_state_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "kept"), [(1, 0), (600, 300), (1024, 512), (25_600, 512), (51_200, 1024), (524_288, 10_485)]
+    ("memory", "reserved"),
+    [(1, 0), (600, 300), (1024, 512), (25_600, 512), (51_200, 1024), (524_288, 10_485)],
 )
-def test_some_memory_is_reserved_for_the_system(memory: int, kept: int) -> None:
-    assert allocatable_memory_mib(memory) == memory - kept
+def test_some_memory_is_reserved_for_the_system(memory: int, reserved: int) -> None:
+    assert allocatable_memory_mib(memory) == memory - reserved
 
 
 @pytest.mark.parametrize("total", [1, 7, 64, 513_803])
 @pytest.mark.parametrize("gpus", [1, 3, 8, 16])
-def test_shares_never_exceed_the_total(total: int, gpus: int) -> None:
-    shares = [fair_share(total, 1, gpus)] * gpus
-    assert sum(shares) <= total
-    assert fair_share(total, gpus, gpus) == total
+def test_the_parts_of_all_gpus_never_exceed_the_total(total: int, gpus: int) -> None:
+    assert proportional(total, 1, gpus) * gpus <= total
+    assert proportional(total, gpus, gpus) == total
 
 
 @pytest.mark.parametrize(

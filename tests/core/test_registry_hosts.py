@@ -2,7 +2,7 @@
 
 import pytest
 
-from mooring.core.registry_hosts import RegistryRules, is_inside, parse_listed
+from mooring.core.registry_hosts import RegistryRules, is_internal, parse_listed
 
 PROJECT, OTHER = "prj_default", "prj_other"
 
@@ -23,7 +23,7 @@ PROJECT, OTHER = "prj_default", "prj_other"
     ],
 )  # fmt: skip
 def test_internal_registries_are_rejected_in_any_spelling(registry: str) -> None:
-    assert is_inside(registry)
+    assert is_internal(registry)
     assert not RegistryRules().allows(registry, PROJECT)
 
 
@@ -59,7 +59,7 @@ def test_registries_listed_by_an_admin_are_allowed(listed: str, registry: str, a
 
 
 @pytest.mark.parametrize("listed", ["*", "https://registry", "user@registry", "a b", "reg*try.example.com"])
-def test_invalid_registry_names_are_rejected(listed: str) -> None:
+def test_invalid_entries_of_the_list_are_rejected(listed: str) -> None:
     with pytest.raises(ValueError, match="not a registry"):
         parse_listed(listed)
 

@@ -1,9 +1,9 @@
-"""The grants by claim values that operators configure."""
+"""Which roles the values of the roles claim grant, as operators configure."""
 
 import pytest
 
 from mooring.core.access import Role
-from mooring.core.sign_on import ADMIN, RoleGrant, given, parse_grants
+from mooring.core.sign_on import ADMIN, RoleGrant, granted_by, parse_grants
 
 VISION = RoleGrant("vision", Role.MEMBER)
 SPEECH = RoleGrant("speech", Role.OWNER)
@@ -40,5 +40,5 @@ def test_invalid_grants_are_rejected(text: str) -> None:
 
 def test_grants_of_all_values_are_combined() -> None:
     grants = {"a": (VISION,), "b": (SPEECH, VISION)}
-    assert given(grants, ["a", "b", "c", "A"]) == {VISION, SPEECH}
-    assert given(grants, []) == frozenset()
+    assert granted_by(["a", "b", "c", "A"], grants) == {VISION, SPEECH}
+    assert granted_by([], grants) == frozenset()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mooring.core.simulation import MODELS, SimulatedFleet, model_key, parse_fleets, parse_simulate
+from mooring.core.simulation import MODELS, SimulatedFleet, model_key, parse_fleet, parse_fleets
 
 
 @pytest.mark.parametrize(
@@ -17,11 +17,11 @@ from mooring.core.simulation import MODELS, SimulatedFleet, model_key, parse_fle
     ],
 )
 def test_a_fleet_is_parsed(text: str, fleet: SimulatedFleet) -> None:
-    assert parse_simulate(text) == fleet
+    assert parse_fleet(text) == fleet
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "is not NODESxGPUSxMODEL"),
         ("2x8", "is not NODESxGPUSxMODEL"),
@@ -35,9 +35,9 @@ def test_a_fleet_is_parsed(text: str, fleet: SimulatedFleet) -> None:
         ("1x1xH1000", "is not a GPU model that can be simulated: B200, H200"),
     ],
 )
-def test_an_invalid_fleet_is_described(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        parse_simulate(text)
+def test_the_error_says_why_a_fleet_is_invalid(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_fleet(text)
 
 
 def test_a_list_of_fleets_is_parsed() -> None:

@@ -28,21 +28,21 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"sqlite:///{tmp_path / 'mooring.db'}"
         return
     cluster: PostgresCluster = request.getfixturevalue("postgres_cluster")
-    made = cluster.create_database()
-    yield made
-    cluster.drop_database(made)
+    created = cluster.create_database()
+    yield created
+    cluster.drop_database(created)
 
 
 def _insert(engine: Engine, table: str, **values: Any) -> None:
-    given = {
+    bound = {
         key: json.dumps(value) if isinstance(value, dict | list) else value for key, value in values.items()
     }
-    columns, params = ", ".join(f'"{key}"' for key in given), ", ".join(f":{key}" for key in given)
+    columns, parameters = ", ".join(f'"{key}"' for key in bound), ", ".join(f":{key}" for key in bound)
     with engine.begin() as connection:
-        connection.execute(text(f"INSERT INTO {table} ({columns}) VALUES ({params})"), given)
+        connection.execute(text(f"INSERT INTO {table} ({columns}) VALUES ({parameters})"), bound)
 
 
-def _node(engine: Engine, node_id: str, facts: dict[str, Any] | None) -> None:
+def _insert_node(engine: Engine, node_id: str, facts: dict[str, Any] | None) -> None:
     _insert(
         engine, "nodes", id=node_id, name=node_id, credential_hash=node_id, renewal_due=False, cordoned=False,
         draining=False, silent=False, facts=facts, samples=[], orphans=[], session=1, seq=1, generation=1,
@@ -53,8 +53,8 @@ def _node(engine: Engine, node_id: str, facts: dict[str, Any] | None) -> None:
 def test_the_upgrade_approves_the_facts_of_existing_nodes(url: str) -> None:
     engine = create_engine(normalized(url))
     command.upgrade(migrate.config(url), BEFORE)
-    _node(engine, "nod_1", FACTS)
-    _node(engine, "nod_2", None)
+    _insert_node(engine, "nod_1", FACTS)
+    _insert_node(engine, "nod_2", None)
     _insert(
         engine, "gpus", uuid="GPU-1", node_id="nod_1", index=0, model="H100", memory_mib=81_559,
         facts={"compute_capability": "9.0", "mig_mode": "disabled"}, health="healthy", simulated=False,
@@ -62,12 +62,13 @@ def test_the_upgrade_approves_the_facts_of_existing_nodes(url: str) -> None:
     )  # fmt: skip
     migrate.upgrade(url)
     with engine.connect() as connection:
-        found = connection.execute(text("SELECT id, approved FROM nodes")).all()
-        rows = {row.id: row.approved for row in found}
+        rows = connection.execute(text("SELECT id, approved FROM nodes")).all()
     engine.dispose()
-    told = rows["nod_1"]
-    approved = json.loads(told) if isinstance(told, str) else told
-    assert rows["nod_2"] is None
+    stored = {row.id: row.approved for row in rows}
+    assert stored["nod_2"] is None
+    approved = stored["nod_1"]
+    if isinstance(approved, str):  # SQLite
+        approved = json.loads(approved)
     gpus = approved.pop("gpus")
     assert gpus == {
         "GPU-1": {"model": "H100", "memory_mib": 81_559, "compute_capability": "9.0", "mig_capable": 1}

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.both_databases
 VERSIONS = "alembic_version"
 KILLED = -9
 
-# Runs in its own process and kills it before the n-th statement that changes the database.
+# Runs in its own process, and kills that process after n statements that change the database.
 UPGRADE_UNTIL_KILLED = """
 import os, signal, sys
 from sqlalchemy import Engine, event
@@ -32,7 +32,7 @@ from mooring.db import migrate
 left = int(sys.argv[2])
 
 @event.listens_for(Engine, "before_cursor_execute")
-def die_in_time(_connection, _cursor, statement, *_):
+def kill_after_n_statements(_connection, _cursor, statement, *_):
     global left
     if statement.lstrip().split()[0] in {"CREATE", "ALTER", "INSERT", "UPDATE", "DROP"}:
         left -= 1
@@ -66,7 +66,7 @@ def tables(engine: Engine) -> set[str]:
 
 
 def described(inspector: Inspector) -> dict[str, dict[str, Any]]:
-    """Everything that the database knows of its tables, sorted."""
+    """Columns, constraints and indexes of all tables, as the database describes them."""
     return {
         table: {
             "columns": {column["name"]: _plain(column) for column in inspector.get_columns(table)},
@@ -190,7 +190,7 @@ def test_a_downgrade_restores_member_specs_and_the_check_against_double_allocati
         connection.execute(text(ALLOCATION), {"instance": "ins_1"})
 
 
-def test_the_ledger_prevents_double_allocation_after_the_upgrade(empty_database: str, engine: Engine) -> None:
+def test_triggers_prevent_double_allocation_after_the_upgrade(empty_database: str, engine: Engine) -> None:
     migrate.upgrade(empty_database)
     with engine.begin() as connection:
         for statement in (NEWEST_PROJECT, NODE, GPU):

@@ -166,6 +166,9 @@ def test_times_are_read_as_they_were_written(database: Database) -> None:
         (read,) = session.scalars(select(Project.created_at))
     assert read == time_sent
     assert read.tzinfo is UTC
+
+
+def test_now_is_in_whole_milliseconds() -> None:
     assert now().microsecond % 1000 == 0
 
 
@@ -182,7 +185,7 @@ def test_replicas_that_start_together_create_one_identity(database: Database) ->
         assert len(session.scalars(select(ApiKey)).all()) == 1
 
 
-def test_a_given_admin_key_is_installed_once(database: Database) -> None:
+def test_each_configured_admin_key_is_installed_once(database: Database) -> None:
     for key in ("a" * 32, "a" * 32, "b" * 32):
         with database.write() as session:
             assert bootstrap.ensure(session, key)[1] is None
@@ -213,7 +216,7 @@ def test_a_commit_wakes_waiters_of_another_replica(database_url: str) -> None:
                 if woken.wait(0.1):
                     break
             assert woken.is_set()
-            # And immediately, not at the listener's next poll.
+            # Waiters are woken immediately, not at the listener's next poll.
             began = time.monotonic()
             for _ in range(8):
                 woken.clear()

@@ -19,13 +19,13 @@ from tests.service import ADMIN_KEY, running, settings_for
 pytestmark = pytest.mark.both_databases
 
 MIB = 1024 * 1024
-SOME = 4000  # rows of 1 KiB each
+ROWS = 4000  # of 1 KiB each
 
 
 def fill(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE filling (content BLOB)")
-        connection.executemany("INSERT INTO filling VALUES (randomblob(1024))", [()] * SOME)
+        connection.executemany("INSERT INTO filling VALUES (randomblob(1024))", [()] * ROWS)
         connection.commit()
 
 
@@ -40,8 +40,8 @@ def auto_vacuum(path: Path) -> int:
         return int(connection.execute("PRAGMA auto_vacuum").fetchone()[0])
 
 
-def of_an_earlier_release(path: Path) -> None:
-    """A database whose file has no auto_vacuum, in WAL mode."""
+def create_as_an_earlier_release(path: Path) -> None:
+    """Create a database in WAL mode whose file has no auto_vacuum."""
     migrate.upgrade(f"sqlite:///{path}")
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA auto_vacuum=NONE")
@@ -57,7 +57,7 @@ def test_free_pages_are_released_to_the_file_system(tmp_path: Path, made_by: str
     if made_by == "this release":
         migrate.upgrade(url)
     else:
-        of_an_earlier_release(path)
+        create_as_an_earlier_release(path)
     before = path.stat().st_size
     fill(path)
     space.make_shrinkable(url)
@@ -74,7 +74,7 @@ def test_free_pages_are_released_to_the_file_system(tmp_path: Path, made_by: str
         space.truncate_log(database)
         assert path.stat().st_size < before + 2 * MIB
         # Each call is a short transaction that frees about 1 MiB.
-        assert SOME * 1024 / MIB - 1 <= calls <= SOME * 1024 / MIB + 4
+        assert ROWS * 1024 / MIB - 1 <= calls <= ROWS * 1024 / MIB + 4
         assert path.with_name("mooring.db-wal").stat().st_size == 0
     finally:
         database.dispose()
@@ -84,7 +84,7 @@ def test_a_file_too_large_to_rewrite_is_not_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "mooring.db"
-    of_an_earlier_release(path)
+    create_as_an_earlier_release(path)
     monkeypatch.setattr(space, "MAX_REWRITTEN_BYTES", 1000)
     space.make_shrinkable(f"sqlite:///{path}")
     assert auto_vacuum(path) == 0
@@ -92,13 +92,13 @@ def test_a_file_too_large_to_rewrite_is_not_changed(
     database = Database(f"sqlite:///{path}", Signals())
     fill(path)
     empty(path)
-    assert space.free_pages(database) == 0  # its pages are reused
+    assert space.free_pages(database) == 0  # the file keeps its free pages for new rows
     database.dispose()
 
 
 def test_a_locked_file_is_rewritten_at_the_next_start(tmp_path: Path) -> None:
     path = tmp_path / "mooring.db"
-    of_an_earlier_release(path)
+    create_as_an_earlier_release(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         space.make_shrinkable(f"sqlite:///{path}")
@@ -118,10 +118,11 @@ def test_only_the_owner_can_read_the_database(tmp_path: Path, made_by: str) -> N
     files = [folder / f"mooring.db{suffix}" for suffix in ("", "-wal", "-shm")]
     if made_by == "an earlier one":
         folder.mkdir(mode=0o755)
-        of_an_earlier_release(files[0])
+        create_as_an_earlier_release(files[0])
         assert mode(files[0]) == 0o644
-        with closing(sqlite3.connect(files[0])) as killed:
-            killed.execute("CREATE TABLE of_one_that_was_killed (x)")
+        # Like a killed process, an open connection leaves `-wal` and `-shm` behind.
+        with closing(sqlite3.connect(files[0])) as left_open:
+            left_open.execute("CREATE TABLE unfinished (x)")
             assert mode(files[1]) == 0o644
             space.make_private(folder, f"sqlite:///{files[0]}")
             assert [mode(path) for path in files] == [0o600] * 3
@@ -136,7 +137,7 @@ def test_only_the_owner_can_read_the_database(tmp_path: Path, made_by: str) -> N
 def test_a_shared_directory_keeps_its_mode(tmp_path: Path) -> None:
     folder = tmp_path / "shared"
     folder.mkdir(mode=0o755)
-    (folder / "of-somebody-else").touch()
+    (folder / "of-another-program").touch()
     space.make_private(folder, f"sqlite:///{folder / 'mooring.db'}")
     assert mode(folder) == 0o755
     assert mode(folder / "mooring.db") == 0o600

@@ -81,7 +81,7 @@ def _rank(commit: str, mutant: Mutant) -> str:
 
 
 def _run_all(mutants: list[Mutant], workers: int) -> int:
-    """Run every mutant and print one line for each; returns how many survived."""
+    """Run every mutant and print a line about each; returns how many survived."""
     survivors = 0
     with (
         tempfile.TemporaryDirectory(prefix="mooring-mutants-") as folder,

@@ -17,6 +17,7 @@ class Mutant:
     """One guard removed from the source.
 
     `find` occurs exactly once in `file`, a path relative to the repository. `test` is a pytest node id.
+    `rule` is a rule of docs/security.md (R7), a finding of the audit (F4), or the area.
     """
 
     name: str

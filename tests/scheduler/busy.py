@@ -1,4 +1,7 @@
-"""Strategies for clusters with running, reserved and pending work, and an independent count of their use."""
+"""Strategies for clusters with running, reserved and pending work, and what a plan makes of a cluster.
+
+The latter is computed without code of the scheduler.
+"""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
@@ -107,14 +110,14 @@ def _allocations(node: NodeView, kind: str, count: int, project: str) -> tuple[G
 
 
 def with_running(node: NodeView, running: Running) -> NodeView:
-    """The node with this instance, counted independently of the scheduler."""
+    """The node with this instance, computed without code of the scheduler."""
     gpus = []
     for gpu in node.gpus:
-        mine = [allocation for allocation in running.allocations if allocation.gpu_uuid == gpu.uuid]
-        left = gpu.milli_free - sum(allocation.milli for allocation in mine)
-        given = {allocation.mig_uuid for allocation in mine}
-        devices = tuple(replace(each, free=each.free and each.uuid not in given) for each in gpu.mig)
-        owner = gpu.project_id or (running.project_id if mine else None)
+        allocations = [each for each in running.allocations if each.gpu_uuid == gpu.uuid]
+        left = gpu.milli_free - sum(each.milli for each in allocations)
+        mig_uuids = {each.mig_uuid for each in allocations}
+        devices = tuple(replace(each, free=each.free and each.uuid not in mig_uuids) for each in gpu.mig)
+        owner = gpu.project_id or (running.project_id if allocations else None)
         gpus.append(replace(gpu, milli_free=left, mig=devices, project_id=owner))
     return replace(
         node,
@@ -191,12 +194,12 @@ def _gang(draw: st.DrawFn) -> tuple[Request, ...]:
     size = draw(st.integers(2, 3))
     network: Literal["overlay", "host"] = draw(st.sampled_from(["overlay", "host"]))
     first = replace(draw(request("g0")), same_numa=False)
-    alike = draw(st.booleans())
+    all_equal = draw(st.booleans())  # otherwise the first may request fewer GPUs
     return tuple(
         replace(
             first,
             instance_id=f"g{number}",
-            gpu_count=first.gpu_count if alike or number else min(first.gpu_count, 1),
+            gpu_count=first.gpu_count if all_equal or number else min(first.gpu_count, 1),
             gang=Gang("gang", size, network),
         )
         for number in range(size)
@@ -218,25 +221,29 @@ def snapshots(draw: st.DrawFn, *, nodes_at_most: int = 4, requests_at_most: int 
     return Snapshot(nodes, draw(requests(at_most=requests_at_most)), {}, projects, NOW, policy)
 
 
-# ---- independent counts
+# ---- the cluster after a plan
 
 
 @dataclass(frozen=True)
 class After:
-    """The cluster after a plan is carried out."""
+    """The cluster after the placements of a plan, computed without code of the scheduler."""
 
     nodes: dict[str, NodeView]
-    asked: dict[str, Request]
+    requests: dict[str, Request]  # pending before the plan
 
 
-def then(snapshot: Snapshot) -> PlanTime:
-    """The time when the victims of a preemption have stopped."""
+def time_after_evictions(snapshot: Snapshot) -> PlanTime:
+    """The time at which the victims of a preemption are expected to have stopped."""
     return replace(snapshot.at, now=snapshot.now + snapshot.policy.start_overhead_s)
 
 
 def after(snapshot: Snapshot, plan: SchedulingPlan, *, evicted: bool = False) -> After:
-    """Args: evicted: whether the victims of preemption have stopped."""
-    asked = {each.instance_id: each for each in snapshot.requests}
+    """The cluster with the placements of the plan.
+
+    Args:
+        evicted: also without the victims of its evictions.
+    """
+    requests = {each.instance_id: each for each in snapshot.requests}
     nodes = {node.id: node for node in snapshot.nodes}
     gone = {eviction.instance_id for eviction in plan.evictions} if evicted else set()
     for node in snapshot.nodes:
@@ -244,23 +251,23 @@ def after(snapshot: Snapshot, plan: SchedulingPlan, *, evicted: bool = False) ->
             nodes[node.id] = rebuilt(node, [each for each in node.running if each.instance_id not in gone])
     for placed in plan.placements:
         nodes[placed.node_id] = with_running(
-            nodes[placed.node_id], as_running(placed, asked[placed.instance_id], snapshot.now)
+            nodes[placed.node_id], as_running(placed, requests[placed.instance_id], snapshot.now)
         )
-    return After(nodes, asked)
+    return After(nodes, requests)
 
 
-def as_running(placed: Placement, asked: Request, now: float) -> Running:
+def as_running(placed: Placement, request: Request, now: float) -> Running:
     return Running(
         placed.instance_id,
-        asked.project_id,
+        request.project_id,
         placed.allocations,
         placed.cpu_milli,
         placed.memory_mib,
-        asked.priority,
-        asked.preemptible,
+        request.priority,
+        request.preemptible,
         now,
-        None if asked.max_duration_s is None else now + asked.max_duration_s,
-        group_id=asked.gang.group_id if asked.gang else None,
+        None if request.max_duration_s is None else now + request.max_duration_s,
+        group_id=request.gang.group_id if request.gang else None,
         disk_mib=placed.disk_mib,
     )
 
@@ -288,18 +295,23 @@ def rebuilt(node: NodeView, running: list[Running]) -> NodeView:
     return node
 
 
-def breaches(node: NodeView, snapshot: Snapshot, asked: dict[str, Request]) -> list[str]:
-    """Every rule that the node violates after a plan."""
+def breaches(node: NodeView, snapshot: Snapshot, requests: dict[str, Request]) -> list[str]:
+    """A phrase for each rule that the node breaks after a plan.
+
+    Args:
+        requests: by instance id. What ran before the plan may break some rules.
+    """
     found = []
     if node.cpu_milli_free < 0 or node.memory_mib_free < 0:
         found.append("over capacity")
     if node.disk_mib is not None and node.disk_mib_free < 0:
         found.append("over its disk")
     for running in node.running:
-        if request := asked.get(running.instance_id):
-            unlimited = request.disk_limits and not node.disk_enforced
-            unknown = node.disk_mib is None and request.disk_mib is not None
-            found += ["no disk"] * (node.disk_pressure or unlimited or unknown)
+        if request := requests.get(running.instance_id):
+            unenforced = request.disk_limits and not node.disk_enforced
+            unreported = node.disk_mib is None and request.disk_mib is not None
+            if node.disk_pressure or unenforced or unreported:
+                found.append("no disk")
     gpus = {gpu.uuid: gpu for gpu in node.gpus}
     milli: Counter[str] = Counter()
     owners: dict[str, set[str]] = defaultdict(set)
@@ -314,9 +326,9 @@ def breaches(node: NodeView, snapshot: Snapshot, asked: dict[str, Request]) -> l
             else:
                 milli[gpu.uuid] += allocation.milli
                 owners[gpu.uuid].add(running.project_id)
-            if running.instance_id in asked and _taken_from_others(gpu, running, snapshot):
+            if running.instance_id in requests and _reserved_for_others(gpu, running, snapshot):
                 found.append("reserved for others")
-            if running.instance_id in asked and not gpu.healthy:
+            if running.instance_id in requests and not gpu.healthy:
                 found.append("quarantined")
     found += ["more than a GPU"] * sum(amount > 1000 for amount in milli.values())
     found += ["a MIG device twice"] * sum(count > 1 for count in devices.values())
@@ -324,7 +336,7 @@ def breaches(node: NodeView, snapshot: Snapshot, asked: dict[str, Request]) -> l
     return found
 
 
-def _taken_from_others(gpu: GpuView, running: Running, snapshot: Snapshot) -> bool:
+def _reserved_for_others(gpu: GpuView, running: Running, snapshot: Snapshot) -> bool:
     overhead = snapshot.policy.start_overhead_s
     ends = inf if running.ends_at is None else running.ends_at + overhead
     return any(

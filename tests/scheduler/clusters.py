@@ -18,7 +18,8 @@ T4 = "Tesla T4"
 V100 = "Tesla V100-SXM2-32GB"
 SIZES = {H100: 81_920, A10: 23_028, T4: 15_360, V100: 32_768}
 
-# DGX-1 with V100: two fully linked quads, joined GPU by GPU; each GPU has six lanes.
+# DGX-1 with V100: the lanes from each GPU to its peers, six in total. Each quad of GPUs is fully linked, and
+# each GPU has one peer in the other quad.
 CUBE_MESH = (
     {1: 1, 2: 1, 3: 2, 4: 2},
     {0: 1, 2: 2, 3: 1, 5: 2},
@@ -30,7 +31,7 @@ CUBE_MESH = (
     {3: 1, 4: 2, 5: 1, 6: 2},
 )
 
-Lanes = Callable[[int, int], int]
+Lanes = Callable[[int, int], int]  # the number of NVLink lanes between two places
 
 
 def no_links(_a: int, _b: int) -> int:
@@ -58,7 +59,7 @@ def gpus(
 ) -> tuple[GpuView, ...]:
     names = [models] * count if isinstance(models, str) else models
     uuids = [f"GPU-{on}-{place}" for place in range(len(names))]
-    others = [[other for other in range(len(names)) if other != place] for place in range(len(names))]
+    peers = [[peer for peer in range(len(names)) if peer != place] for place in range(len(names))]
     return tuple(
         GpuView(
             uuid=uuids[place],
@@ -67,8 +68,8 @@ def gpus(
             memory_mib=SIZES[name],
             milli_free=0 if place in in_use else 1000,
             healthy=place not in quarantined,
-            nvlink={uuids[other]: lanes(place, other) for other in others[place] if lanes(place, other)},
-            topology={uuids[other]: near for other in others[place] if (near := topology(place, other))},
+            nvlink={uuids[peer]: count for peer in peers[place] if (count := lanes(place, peer))},
+            topology={uuids[peer]: near for peer in peers[place] if (near := topology(place, peer))},
         )
         for place, name in enumerate(names)
     )
@@ -107,16 +108,16 @@ def h100s(node_id: str, in_use: int = 0, **changes: Any) -> NodeView:
     return node(node_id, gpu_views, **changes)
 
 
-def place_one(nodes: Iterable[NodeView], asked: Request, at: PlanTime) -> Placement | None:
-    """Its placement if nothing else is pending."""
+def place_one(nodes: Iterable[NodeView], pending: Request, at: PlanTime) -> Placement | None:
+    """The placement of the request if nothing else is pending."""
     cache = CycleCache()
     cache.update(tuple(nodes))
-    found = find(cache.cluster, asked, at)
+    found = find(cache.cluster, pending, at)
     return found.placement if found else None
 
 
 def request(count: int = 1, model: str | None = None, **changes: Any) -> Request:
-    asked = Request(
+    default = Request(
         instance_id="i1",
         queued_at=0.0,
         gpu_count=count,
@@ -126,7 +127,7 @@ def request(count: int = 1, model: str | None = None, **changes: Any) -> Request
         memory_mib=1024,
         node_selector={},
     )
-    return replace(asked, **changes)
+    return replace(default, **changes)
 
 
 _ZONES = st.fixed_dictionaries({}, optional={"zone": st.sampled_from("ab")})
@@ -147,7 +148,7 @@ def _gpus(draw: st.DrawFn, node_id: str) -> tuple[GpuView, ...]:
 
 @st.composite
 def _node(draw: st.DrawFn, node_id: str) -> NodeView:
-    whole = node(
+    unused = node(
         node_id,
         draw(_gpus(node_id)),
         state=draw(st.sampled_from([NodeState.READY] * 4 + list(NodeState))),
@@ -156,9 +157,9 @@ def _node(draw: st.DrawFn, node_id: str) -> NodeView:
         memory_mib=draw(st.integers(1024, 65_536)),
     )
     return replace(
-        whole,
-        cpu_milli_free=draw(st.integers(0, whole.cpu_milli)),
-        memory_mib_free=draw(st.integers(0, allocatable_memory_mib(whole.memory_mib))),
+        unused,
+        cpu_milli_free=draw(st.integers(0, unused.cpu_milli)),
+        memory_mib_free=draw(st.integers(0, unused.memory_mib_free)),
     )
 
 

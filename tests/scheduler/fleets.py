@@ -11,16 +11,16 @@ BIG = NodeClass(96_000, 400_000, ("A",) * 8)
 SMALL = NodeClass(16_000, 100_000, ("B", "B"))
 MIXED = NodeClass(32_000, 200_000, ("B", "A", "B"))
 PLAIN = NodeClass(8000, 32_000, ())
-KINDS = (BIG, SMALL, MIXED, PLAIN)
+CLASSES = (BIG, SMALL, MIXED, PLAIN)
 
 
-def node(name: str, kind: NodeClass = SMALL, **changes: object) -> FleetNode:
+def node(name: str, node_class: NodeClass = SMALL, **changes: object) -> FleetNode:
     values: dict[str, object] = {
-        "cpu_milli_free": kind.cpu_milli,
-        "memory_mib_free": kind.memory_mib,
-        "gpu_milli_free": (WHOLE_MILLI,) * len(kind.models),
+        "cpu_milli_free": node_class.cpu_milli,
+        "memory_mib_free": node_class.memory_mib,
+        "gpu_milli_free": (WHOLE_MILLI,) * len(node_class.models),
     }
-    return FleetNode(name, kind, **(values | changes))  # type: ignore[arg-type]
+    return FleetNode(name, node_class, **(values | changes))  # type: ignore[arg-type]
 
 
 def whole(gpus: int = 1, cpu_milli: int = 4000, memory_mib: int = 8000, **more: object) -> Shape:
@@ -52,6 +52,6 @@ shapes = st.one_of(
     st.builds(Shape, st.just(1), st.sampled_from((50, 160, 470, 500, 810)), cpus, memories, models, owners),
     st.builds(Shape, st.just(0), st.just(0), st.sampled_from((500, 9000)), st.sampled_from((0, 9000))),
 )
-fleets = st.lists(st.sampled_from(KINDS), min_size=1, max_size=6).map(
-    lambda kinds: [node(f"n{number}", kind) for number, kind in enumerate(kinds)]
+fleets = st.lists(st.sampled_from(CLASSES), min_size=1, max_size=6).map(
+    lambda classes: [node(f"n{number}", each) for number, each in enumerate(classes)]
 )

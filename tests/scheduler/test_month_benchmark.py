@@ -121,9 +121,9 @@ class TestFigures:
             Interval(MONTH_S, {"a": 1000}, {"a": 1000}),
         ]
         never.started = [Started(jobs[0], jobs[0].arrives_at, Placement(jobs[0].name, "", (), 0, 0))]
-        got = figures(never)
-        assert got.wasted == pytest.approx(0.5 * 0.5 / never.gpus)
-        assert got.used == pytest.approx(0.5 * 1.0 / never.gpus)
+        result = figures(never)
+        assert result.wasted == pytest.approx(0.5 * 0.5 / never.gpus)
+        assert result.used == pytest.approx(0.5 * 1.0 / never.gpus)
 
 
 def test_the_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,15 +159,15 @@ def files(folder: Path) -> tuple[Path, Path]:
 
 def test_tasks_that_never_ran_are_left_out_and_copies_arrive_within_an_hour(tmp_path: Path) -> None:
     _nodes, pods = files(tmp_path)
-    there = trace.recorded(pods)
-    jobs = month(there, Assumed(times=2, longest_s=5 * HOUR_S, undeclared=0.5))
-    assert len(jobs) == 2 * (len(there) - 1)
-    by_name = {each.task.name: each for each in there}
-    begin = max(each.created_at for each in there) - MONTH_S
+    recorded_tasks = trace.recorded(pods)
+    jobs = month(recorded_tasks, Assumed(times=2, longest_s=5 * HOUR_S, undeclared=0.5))
+    assert len(jobs) == 2 * (len(recorded_tasks) - 1)
+    by_name = {each.task.name: each for each in recorded_tasks}
+    begin = max(each.created_at for each in recorded_tasks) - MONTH_S
     for job in jobs:
-        was = by_name[job.asks.name]
-        assert abs(job.arrives_at - (was.created_at - begin)) <= HOUR_S
-        assert job.runs_s == min(5 * HOUR_S, was.deleted_at - (was.scheduled_at or 0))
+        original = by_name[job.task.name]
+        assert abs(job.arrives_at - (original.created_at - begin)) <= HOUR_S
+        assert job.runs_s == min(5 * HOUR_S, original.deleted_at - (original.scheduled_at or 0))
         assert job.declared_s is None or job.runs_s <= job.declared_s <= 5 * HOUR_S
     assert 0.3 < sum(job.declared_s is None for job in jobs) / len(jobs) < 0.7
 

@@ -50,8 +50,8 @@ class TestProtocol:
         milli = 1000 * sum(machine.gpus for machine in machines)
         offered = trace.arrivals(tasks, milli, 1.3, 42)
         assert sorted(task.name for task in offered[:100]) == sorted(task.name for task in tasks)
-        asked = sum(task.milli for task in offered)
-        assert 1.3 * milli - 8000 <= asked <= 1.3 * milli
+        requested = sum(task.milli for task in offered)
+        assert 1.3 * milli - 8000 <= requested <= 1.3 * milli
         assert offered == trace.arrivals(list(reversed(tasks)), milli, 1.3, 42)
         assert offered != trace.arrivals(tasks, milli, 1.3, 43)
 
@@ -74,8 +74,8 @@ def test_the_command_prints_means_and_writes_placements(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("one.csv", "two.csv"):
-        asked = ["--synthetic", "--seeds", "42..43", "--placements", str(tmp_path / name)]
-        assert packing.main(asked) == 0
+        arguments = ["--synthetic", "--seeds", "42..43", "--placements", str(tmp_path / name)]
+        assert packing.main(arguments) == 0
     printed = capsys.readouterr().out
     assert "rules broken: 0" in printed
     assert "130" in printed

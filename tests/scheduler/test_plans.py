@@ -12,7 +12,7 @@ from mooring.scheduler.feasibility.needs import needs, preference
 from mooring.scheduler.model import Eviction, Gang, NodeView, Request, Running, SchedulingPlan, Snapshot
 from mooring.scheduler.node_changes import empty
 from mooring.scheduler.schedule import schedule
-from tests.scheduler.busy import after, breaches, rebuilt, snapshots, then
+from tests.scheduler.busy import after, breaches, rebuilt, snapshots, time_after_evictions
 
 
 @settings(deadline=None, max_examples=100)
@@ -32,18 +32,18 @@ def test_invariants_of_every_plan(snapshot: Snapshot) -> None:
 
 
 def nothing_is_overcommitted(snapshot: Snapshot, plan: SchedulingPlan) -> None:
-    """Nothing over capacity, no GPU besides its MIG devices, no GPU of two projects, nothing reserved."""
+    """No rule of `breaches` is broken, for example no GPU is allocated beside its MIG devices."""
     event(f"placed: {len(plan.placements)}")
     cluster = after(snapshot, plan)
-    broken = {node.id: breaches(node, snapshot, cluster.asked) for node in cluster.nodes.values()}
+    broken = {node.id: breaches(node, snapshot, cluster.requests) for node in cluster.nodes.values()}
     assert not any(broken.values()), broken
 
 
 def placements_match_their_requests(snapshot: Snapshot, plan: SchedulingPlan) -> None:
-    asked = {request.instance_id: request for request in snapshot.requests}
+    requests = {request.instance_id: request for request in snapshot.requests}
     cluster = {node.id: node for node in snapshot.nodes}
     for placed in plan.placements:
-        request, node = asked[placed.instance_id], cluster[placed.node_id]
+        request, node = requests[placed.instance_id], cluster[placed.node_id]
         gpu_views = [gpu for gpu in node.gpus if gpu.uuid in placed.gpu_uuids]
         assert len(placed.allocations) == request.gpu_count
         assert all(allocation.milli == request.gpu_milli for allocation in placed.allocations)
@@ -63,17 +63,17 @@ def placements_match_their_requests(snapshot: Snapshot, plan: SchedulingPlan) ->
 
 
 def each_request_is_placed_or_unplaced(snapshot: Snapshot, plan: SchedulingPlan) -> None:
-    answered = [placed.instance_id for placed in plan.placements]
-    answered += [waiting.instance_id for waiting in plan.unplaced]
-    assert sorted(answered) == sorted(request.instance_id for request in snapshot.requests)
+    decided = [placed.instance_id for placed in plan.placements]
+    decided += [waiting.instance_id for waiting in plan.unplaced]
+    assert sorted(decided) == sorted(request.instance_id for request in snapshot.requests)
     assert list(plan.order) == [waiting.instance_id for waiting in plan.unplaced]
 
 
 def unplaced_requests_fit_nowhere_or_wait_their_turn(snapshot: Snapshot, plan: SchedulingPlan) -> None:
     cluster = after(snapshot, plan).nodes.values()
-    asked = {request.instance_id: request for request in snapshot.requests}
+    requests = {request.instance_id: request for request in snapshot.requests}
     for waiting in plan.unplaced:
-        request = asked[waiting.instance_id]
+        request = requests[waiting.instance_id]
         event(waiting.code)
         assert waiting.summary
         if request.gang is None:
@@ -84,11 +84,11 @@ def unplaced_requests_fit_nowhere_or_wait_their_turn(snapshot: Snapshot, plan: S
 
 
 def forecast_requests_fit_at_their_start_time(snapshot: Snapshot, plan: SchedulingPlan) -> None:
-    """Recomputed with all placements: once the instances that it waits for have ended, it fits."""
+    """The first request with a slot on a node fits once the instances in `waits_for` have ended."""
     cluster = after(snapshot, plan)
     for forecast in plan.forecasts:
-        asked = cluster.asked[forecast.instance_id]
-        if asked.gang is not None:
+        pending = cluster.requests[forecast.instance_id]
+        if pending.gang is not None:
             continue
         where = cluster.nodes[forecast.node_ids[0]]
         start = snapshot.now if forecast.starts_at is None else forecast.starts_at
@@ -101,15 +101,15 @@ def forecast_requests_fit_at_their_start_time(snapshot: Snapshot, plan: Scheduli
         ]
         others = [each for each in plan.forecasts if each.node_ids == forecast.node_ids]
         if others[0] == forecast:
-            assert fits(rebuilt(where, left), asked, replace(snapshot.at, now=start))
-        event("a start time" if forecast.starts_at else "a node that runs empty")
+            assert fits(rebuilt(where, left), pending, replace(snapshot.at, now=start))
+        event("a start time" if forecast.starts_at else "a drained node")
 
 
 def _in_own_reservation(node: NodeView, each: Running, now: float) -> bool:
-    """Whether it has GPUs that are reserved for its project, which takes precedence over backfill slots."""
-    held = {allocation.gpu_uuid for allocation in each.allocations}
+    """Whether the instance uses GPUs that are reserved for its project: that takes precedence over slots."""
+    uuids = {allocation.gpu_uuid for allocation in each.allocations}
     return any(
-        gpu.uuid in held and period.project_id == each.project_id and period.from_at <= now < period.to_at
+        gpu.uuid in uuids and period.project_id == each.project_id and period.from_at <= now < period.to_at
         for gpu in node.gpus
         for period in gpu.reserved
     )
@@ -123,56 +123,59 @@ def _ends(each: Running, snapshot: Snapshot) -> float:
 
 def gangs_are_placed_whole(snapshot: Snapshot, plan: SchedulingPlan) -> None:
     members = {each.instance_id: each for each in snapshot.requests if each.gang}
-    there = {each.id: each for each in snapshot.nodes}
-    mine = [each for each in plan.placements if each.instance_id in members]
-    assert len(mine) in {0, len(members)}
-    event(f"gang: {bool(members)}, placed: {bool(mine)}")
-    nodes = {each.node_id for each in mine}
+    by_id = {each.id: each for each in snapshot.nodes}
+    placed = [each for each in plan.placements if each.instance_id in members]
+    assert len(placed) in {0, len(members)}
+    event(f"gang: {bool(members)}, placed: {bool(placed)}")
+    nodes = [by_id[node_id] for node_id in sorted({each.node_id for each in placed})]
     if any(each.code == "never_placeable" for each in plan.unplaced if each.instance_id in members):
         emptied = tuple(map(empty, snapshot.nodes))
         alone = Snapshot(emptied, tuple(members.values()), now=snapshot.now, policy=snapshot.policy)
         assert not schedule(alone).placements
-    if mine and members[mine[0].instance_id].gang == Gang("gang", len(members), "overlay") and len(nodes) > 1:
-        assert len({there[node_id].swarm for node_id in nodes}) == 1
-        assert there[mine[0].node_id].swarm is not None
+    gang = members[placed[0].instance_id].gang if placed else None
+    if gang == Gang("gang", len(members), "overlay") and len(nodes) > 1:
+        assert len({node.swarm for node in nodes}) == 1
+        assert nodes[0].swarm is not None
 
 
 def evictions_are_allowed_and_needed(snapshot: Snapshot, plan: SchedulingPlan) -> None:
     event(f"evictions: {len(plan.evictions)}")
-    asked = {each.instance_id: each for each in snapshot.requests}
-    there = {run.instance_id: run for each in snapshot.nodes for run in each.running}
+    requests = {each.instance_id: each for each in snapshot.requests}
+    running = {run.instance_id: run for each in snapshot.nodes for run in each.running}
     for eviction in plan.evictions:
-        victim, unit = there[eviction.instance_id], asked[eviction.for_instance_id]
-        _assert_allowed(snapshot, victim, unit, eviction)
+        victim, request = running[eviction.instance_id], requests[eviction.for_instance_id]
+        _assert_allowed(snapshot, victim, request, eviction)
     assert len({each.instance_id for each in plan.evictions}) == len(plan.evictions)
-    for for_whom in {each.for_instance_id for each in plan.evictions}:
-        if asked[for_whom].gang is None:
-            _assert_needed(snapshot, plan, asked[for_whom])
+    for instance_id in {each.for_instance_id for each in plan.evictions}:
+        if requests[instance_id].gang is None:
+            _assert_needed(snapshot, plan, requests[instance_id])
 
 
-def _assert_allowed(snapshot: Snapshot, victim: Running, unit: Request, eviction: Eviction) -> None:
+def _assert_allowed(snapshot: Snapshot, victim: Running, request: Request, eviction: Eviction) -> None:
     assert not victim.stopping
     assert snapshot.now - victim.since >= snapshot.policy.preemption_min_run_s
     if eviction.because == "priority":
         assert victim.preemptible
-        assert victim.priority < unit.priority
+        assert victim.priority < request.priority
     else:
-        owner = snapshot.projects[unit.project_id]
+        owner = snapshot.projects[request.project_id]
         assert owner.guaranteed_gpu_milli
-        assert victim.project_id != unit.project_id
+        assert victim.project_id != request.project_id
 
 
-def _assert_needed(snapshot: Snapshot, plan: SchedulingPlan, unit: Request) -> None:
-    """It fits after all evictions, and not if any one of the victims stays."""
-    mine = [each for each in plan.evictions if each.for_instance_id == unit.instance_id]
-    assert {each.node_id for each in mine} == {mine[0].node_id}
-    where = after(snapshot, plan).nodes[mine[0].node_id]
-    gone = {each.instance_id for each in mine}
+def _assert_needed(snapshot: Snapshot, plan: SchedulingPlan, request: Request) -> None:
+    """The request fits after all its evictions, and does not if any one of the victims stays."""
+    evictions = [each for each in plan.evictions if each.for_instance_id == request.instance_id]
+    (node_id,) = {each.node_id for each in evictions}
+    where = after(snapshot, plan).nodes[node_id]
+    gone = {each.instance_id for each in evictions}
     assert fits(
-        rebuilt(where, [run for run in where.running if run.instance_id not in gone]), unit, then(snapshot)
+        rebuilt(where, [run for run in where.running if run.instance_id not in gone]),
+        request,
+        time_after_evictions(snapshot),
     )
     before = next(each for each in snapshot.nodes if each.id == where.id)
     victims = [run for run in before.running if run.instance_id in gone]
     for fewer in combinations(victims, len(victims) - 1):
         left = [run for run in where.running if run.instance_id not in {each.instance_id for each in fewer}]
-        assert not fits(rebuilt(where, left), unit, then(snapshot))
+        assert not fits(rebuilt(where, left), request, time_after_evictions(snapshot))

@@ -1,4 +1,4 @@
-"""Which instances are preempted for which requests, and that no preemption is in vain."""
+"""Which instances are preempted for which requests, and that none is without effect."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -22,7 +22,7 @@ from mooring.scheduler.model import (
 from mooring.scheduler.node_changes import without
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.backfill.test_planner import at, placed, running, waits
-from tests.scheduler.busy import NOW, after, rebuilt, snapshots, then
+from tests.scheduler.busy import NOW, after, rebuilt, snapshots, time_after_evictions
 from tests.scheduler.clusters import H100, gpus, node
 
 FOUR = node("n1", gpus(H100, 4))
@@ -69,9 +69,9 @@ def test_which_instances_are_preempted(changes: dict[str, Any], *, preempted: bo
 @pytest.mark.parametrize(("begins_in", "preempted"), [(100, False), (110, True)])
 def test_no_preemption_if_a_reservation_starts_too_early(begins_in: int, *, preempted: bool) -> None:
     """The victims have stopped after 30 s; the request then takes 50 s and 30 s of overhead."""
-    held = ReservedPeriod("r1", "others", NOW + begins_in, NOW + 600)
+    period = ReservedPeriod("r1", "others", NOW + begins_in, NOW + 600)
     spots = full(*[SPOT] * 4)
-    kept = replace(spots, gpus=tuple(replace(gpu, reserved=(held,)) for gpu in spots.gpus))
+    kept = replace(spots, gpus=tuple(replace(gpu, reserved=(period,)) for gpu in spots.gpus))
     plan = schedule(at([kept], replace(URGENT, max_duration_s=50)))
     assert bool(plan.evictions) == preempted
 
@@ -88,8 +88,8 @@ def test_no_preemption_for_a_request_that_fits() -> None:
 
 
 def test_no_preemption_for_a_request_that_would_still_not_fit() -> None:
-    firm = {"preemptible": False}
-    assert not schedule(at([full(SPOT, firm, firm, firm)], URGENT)).evictions
+    not_preemptible = {"preemptible": False}
+    assert not schedule(at([full(SPOT, not_preemptible, not_preemptible, not_preemptible)], URGENT)).evictions
 
 
 def test_no_further_preemption_while_enough_is_stopping() -> None:
@@ -127,8 +127,8 @@ def test_all_members_of_a_gang_count_as_victims() -> None:
     assert evicted(plan) == ["r3-n1"]
 
 
-def test_the_work_of_a_gang_counts_once() -> None:
-    """Members of one gang lose less in total than single instances, each of which loses more."""
+def test_each_member_of_a_gang_counts_once() -> None:
+    """Three of four must stop: the members of the gang, each of which loses less than the single one."""
     of_gang = SPOT | {"group_id": "g", "since": NOW - 1000}
     alone = SPOT | {"since": NOW - 1500}
     plan = schedule(at([full(of_gang, of_gang, of_gang, alone)], replace(URGENT, gpu_count=3)))
@@ -136,14 +136,14 @@ def test_the_work_of_a_gang_counts_once() -> None:
 
 
 def test_members_on_other_nodes_count_as_victims() -> None:
-    """Two single instances are fewer than one with two gang members elsewhere."""
+    """To evict two single instances stops fewer than to evict one with two gang members elsewhere."""
     where = node("n1", gpus(H100, 2))
     wide = running(where, 0, 1, ends_in=None, **SPOT, group_id="g")
     others = full(*[SPOT | {"group_id": "g"}] * 2, where=node("n2", gpus("Tesla T4", 2, on="n2")))
     alone = full(SPOT, SPOT, where=node("n3", gpus(H100, 2, on="n3")))
-    asked = replace(URGENT, gpu_models=("H100",))
-    assert set(evicted(schedule(at([wide, others, alone], asked)))) == {"r0-n3", "r1-n3"}
-    assert evicted(schedule(at([wide, others], asked))) == ["r0-n1"]
+    pending = replace(URGENT, gpu_models=("H100",))
+    assert set(evicted(schedule(at([wide, others, alone], pending)))) == {"r0-n3", "r1-n3"}
+    assert evicted(schedule(at([wide, others], pending))) == ["r0-n1"]
 
 
 def test_of_two_gangs_only_one_is_preempted() -> None:
@@ -153,24 +153,27 @@ def test_of_two_gangs_only_one_is_preempted() -> None:
 
 
 def test_a_reclaimed_gang_counts_whole_against_the_borrowed_gpus() -> None:
-    """All members stop with the first one, so its project has no borrowed GPUs left."""
+    """All members stop with the first one, so that the other project has no borrowed GPUs left."""
     other = SPOT | {"preemptible": False, "project_id": "other"}
     one, two = node("n1", gpus(H100, 1)), node("n2", gpus(H100, 1, on="n2"))
     nodes = [full(other | {"group_id": "g"}, where=each) for each in (one, two)]
     nodes.append(full(other, where=node("n3", gpus(H100, 1, on="n3"))))
-    mine = [waits(name, 1, project_id="owner") for name in ("first", "second")]
-    owned = {"owner": ProjectView(guaranteed_gpu_milli=2000), "other": ProjectView(guaranteed_gpu_milli=1000)}
-    plan = schedule(replace(at(nodes, *mine), projects=owned))
+    pending = [waits(name, 1, project_id="owner") for name in ("first", "second")]
+    projects = {
+        "owner": ProjectView(guaranteed_gpu_milli=2000),
+        "other": ProjectView(guaranteed_gpu_milli=1000),
+    }
+    plan = schedule(replace(at(nodes, *pending), projects=projects))
     assert evicted(plan)[0] == "r0-n3"
-    gang_only = schedule(replace(at(nodes[:2], *mine), projects=owned))
+    gang_only = schedule(replace(at(nodes[:2], *pending), projects=projects))
     assert len(evicted(gang_only)) == 1
 
 
 def test_gpus_of_a_stopping_gang_serve_the_next_request_first() -> None:
-    mate = SPOT | {"group_id": "g"}
+    member = SPOT | {"group_id": "g"}
     nodes = [
-        full(mate, where=node("n1", gpus(H100, 1))),
-        full(mate, where=node("n2", gpus("Tesla T4", 1, on="n2"))),
+        full(member, where=node("n1", gpus(H100, 1))),
+        full(member, where=node("n2", gpus("Tesla T4", 1, on="n2"))),
         full(SPOT | {"since": NOW - 400}, where=node("n3", gpus("Tesla T4", 1, on="n3"))),
     ]
     first = replace(URGENT, gpu_count=1, gpu_models=("H100",), priority=80)
@@ -189,8 +192,8 @@ def test_two_requests_have_separate_victims() -> None:
     assert by_unit["urgent"] != by_unit["second"]
 
 
-def _lab(guaranteed: int | None, borrower: int | None, *spots: dict[str, Any]) -> SchedulingPlan:
-    """A project reclaims two of the four GPUs of a node that another project uses."""
+def _plan_for_owner(guaranteed: int | None, borrower: int | None, *spots: dict[str, Any]) -> SchedulingPlan:
+    """The plan if a project needs two of the four GPUs of a node, all of which another project uses."""
     others = [{"project_id": "other"} | each for each in spots]
     snapshot = at([full(*others)], replace(URGENT, project_id="owner", priority=50))
     projects = {
@@ -200,8 +203,8 @@ def _lab(guaranteed: int | None, borrower: int | None, *spots: dict[str, Any]) -
     return schedule(replace(snapshot, projects=projects))
 
 
-def test_an_owner_reclaims_borrowed_gpus() -> None:
-    plan = _lab(2000, None, {}, {}, {}, {})
+def test_a_project_reclaims_borrowed_gpus_within_its_guarantee() -> None:
+    plan = _plan_for_owner(2000, None, {}, {}, {}, {})
     assert len(plan.evictions) == 2
     assert {each.because for each in plan.evictions} == {"reclaim"}
 
@@ -209,23 +212,23 @@ def test_an_owner_reclaims_borrowed_gpus() -> None:
 @pytest.mark.parametrize(
     ("guaranteed", "borrower", "count"),
     [
-        (None, None, 0),  # it owns nothing
-        (1000, None, 0),  # it requests more than it owns
-        (2000, 4000, 0),  # the other owns all that it uses
+        (None, None, 0),  # no guarantee
+        (1000, None, 0),  # the request exceeds the guarantee
+        (2000, 4000, 0),  # the other project is guaranteed all that it uses
         (2000, 3000, 0),  # only one GPU is borrowed
         (2000, 2000, 2),
     ],
 )
-def test_only_owned_and_borrowed_gpus_are_reclaimed(
+def test_only_borrowed_gpus_are_reclaimed_and_only_within_the_guarantee(
     guaranteed: int | None, borrower: int | None, count: int
 ) -> None:
-    assert len(_lab(guaranteed, borrower, {}, {}, {}, {}).evictions) == count
+    assert len(_plan_for_owner(guaranteed, borrower, {}, {}, {}, {}).evictions) == count
 
 
 def test_placements_beyond_a_guarantee_are_marked_as_borrowed() -> None:
     snapshot = at([FOUR], *(waits(f"i{number}", 1) for number in range(3)))
-    owned = {"p": ProjectView(guaranteed_gpu_milli=2000), "q": ProjectView(guaranteed_gpu_milli=1000)}
-    plan = schedule(replace(snapshot, projects=owned))
+    projects = {"p": ProjectView(guaranteed_gpu_milli=2000), "q": ProjectView(guaranteed_gpu_milli=1000)}
+    plan = schedule(replace(snapshot, projects=projects))
     assert [each.borrowed for each in plan.placements] == [False, False, True]
     assert not any(each.borrowed for each in schedule(snapshot).placements)
 
@@ -239,7 +242,7 @@ def test_the_number_of_victims_is_minimal(snapshot: Snapshot) -> None:
     """By brute force over all nodes, for a single pending request."""
     if snapshot.requests[-1].gang is not None:
         return
-    (unit,) = snapshot.requests
+    (request,) = snapshot.requests
     plan = schedule(replace(snapshot, projects={}))
     if plan.placements or (plan.forecasts and not plan.evictions):
         return
@@ -248,30 +251,30 @@ def test_the_number_of_victims_is_minimal(snapshot: Snapshot) -> None:
             len(_stopped(snapshot, chosen))
             for each in snapshot.nodes
             for size in range(1, len(each.running) + 1)
-            for chosen in combinations(_candidates(snapshot, each, unit), size)
-            if fits(without(each, chosen), unit, then(snapshot))
+            for chosen in combinations(_candidates(snapshot, each, request), size)
+            if fits(without(each, chosen), request, time_after_evictions(snapshot))
         ),
         default=0,
     )
     event(f"fewest: {fewest}")
-    there = [run for each in snapshot.nodes for run in each.running]
-    victims = [run for run in there if run.instance_id in evicted(plan)]
+    running_instances = [run for each in snapshot.nodes for run in each.running]
+    victims = [run for run in running_instances if run.instance_id in evicted(plan)]
     assert len(_stopped(snapshot, victims)) == fewest
 
 
 def _stopped(snapshot: Snapshot, victims: Collection[Running]) -> set[str]:
     """The victims and the other members of their gangs."""
     groups = {run.group_id for run in victims if run.group_id}
-    mates = (run for each in snapshot.nodes for run in each.running if run.group_id in groups)
-    return {run.instance_id for run in (*victims, *mates) if not run.stopping}
+    other_members = (run for each in snapshot.nodes for run in each.running if run.group_id in groups)
+    return {run.instance_id for run in (*victims, *other_members) if not run.stopping}
 
 
-def _candidates(snapshot: Snapshot, where: NodeView, unit: Request) -> list[Running]:
+def _candidates(snapshot: Snapshot, where: NodeView, request: Request) -> list[Running]:
     return [
         run
         for run in where.running
         if run.preemptible
-        and run.priority < unit.priority
+        and run.priority < request.priority
         and not run.stopping
         and snapshot.now - run.since >= snapshot.policy.preemption_min_run_s
     ]
@@ -280,7 +283,7 @@ def _candidates(snapshot: Snapshot, where: NodeView, unit: Request) -> list[Runn
 @settings(deadline=None, max_examples=40)
 @given(snapshots())
 def test_freed_gpus_go_to_the_request_that_preempted(snapshot: Snapshot) -> None:
-    """The next cycle evicts no more for it while the victims stop; once they have stopped, it starts."""
+    """The next cycle evicts no more for the request while the victims stop; then the request starts."""
     plan = schedule(replace(snapshot, policy=Policy(preemption_min_run_s=0)))
     if not plan.evictions or any(each.gang for each in snapshot.requests):
         return
@@ -294,17 +297,17 @@ def test_freed_gpus_go_to_the_request_that_preempted(snapshot: Snapshot) -> None
         )
         for each in nodes_after
     )
-    # A unit with a slot keeps its position, although the share of a victim's project becomes smaller.
+    # A request with a slot keeps its position, although the share of a victim's project becomes smaller.
     later = replace(snapshot, requests=left, with_slots=frozenset(plan.with_slots))
     second = schedule(replace(later, nodes=stopping))
-    served = {each.for_instance_id for each in plan.evictions}
-    assert not served & {each.for_instance_id for each in second.evictions}
-    over = tuple(
+    preemptors = {each.for_instance_id for each in plan.evictions}
+    assert not preemptors & {each.for_instance_id for each in second.evictions}
+    stopped = tuple(
         rebuilt(each, [run for run in each.running if run.instance_id not in gone]) for each in stopping
     )
-    last = replace(later, nodes=over, with_slots=frozenset(second.with_slots))
-    third = {each.instance_id for each in schedule(last).placements}
-    assert served <= third
+    last = replace(later, nodes=stopped, with_slots=frozenset(second.with_slots))
+    placed_last = {each.instance_id for each in schedule(last).placements}
+    assert preemptors <= placed_last
 
 
 def _stopping(run: Running) -> Running:

@@ -1,4 +1,4 @@
-"""Properties of plans for slightly different clusters, and of explanations."""
+"""Properties of placements, plans and explanations in random clusters."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,41 +21,41 @@ T = TypeVar("T")
 
 SNAPSHOTS = snapshots()
 # Other work on the machine makes single examples slow.
-property_of = settings(deadline=None, max_examples=30)
+few_examples = settings(deadline=None, max_examples=30)
 
 
-@property_of
+@few_examples
 @given(busy_node("n1"), request("i1"))
-def test_a_node_fits_or_has_refusals(node: NodeView, asked: Request) -> None:
+def test_a_request_fits_a_node_or_has_refusals(node: NodeView, pending: Request) -> None:
     at = Snapshot((), (), now=NOW).at
-    found_refusals = list(refusals(node, asked, at))
-    assert fits(node, asked, at) == (not found_refusals)
-    assert (place_one([node], asked, at) is None) == bool(found_refusals)
+    found_refusals = list(refusals(node, pending, at))
+    assert fits(node, pending, at) == (not found_refusals)
+    assert (place_one([node], pending, at) is None) == bool(found_refusals)
     if found_refusals:
-        assert unplaced([node], asked, at).refusals == tuple(found_refusals)
+        assert unplaced([node], pending, at).refusals == tuple(found_refusals)
 
 
-@property_of
+@few_examples
 @given(snapshots(requests_at_most=1))
 def test_the_fleet_search_agrees_with_the_rules_of_the_nodes(snapshot: Snapshot) -> None:
-    asked = snapshot.requests[0]
-    found = place_one(snapshot.nodes, asked, snapshot.at)
-    there = [node for node in snapshot.nodes if fits(node, asked, snapshot.at)]
-    assert (found is not None) == bool(there)
-    if found and len(asked.gpu_models) > 1:
+    pending = snapshot.requests[0]
+    found = place_one(snapshot.nodes, pending, snapshot.at)
+    fitting = [node for node in snapshot.nodes if fits(node, pending, snapshot.at)]
+    assert (found is not None) == bool(fitting)
+    if found and len(pending.gpu_models) > 1:
         preferred = any(
-            fits(node, replace(asked, gpu_models=asked.gpu_models[:1]), snapshot.at) for node in there
+            fits(node, replace(pending, gpu_models=pending.gpu_models[:1]), snapshot.at) for node in fitting
         )
         model = _model_of(snapshot, found.gpu_uuids[0])
         reserved = any(gpu.reserved for node in snapshot.nodes for gpu in node.gpus)
-        assert preference(asked, model) == (0 if preferred else 1) or reserved
+        assert preference(pending, model) == (0 if preferred else 1) or reserved
 
 
 def _model_of(snapshot: Snapshot, uuid: str) -> str:
     return next(gpu.model for node in snapshot.nodes for gpu in node.gpus if gpu.uuid == uuid)
 
 
-@property_of
+@few_examples
 @given(SNAPSHOTS, st.randoms(use_true_random=False))
 def test_the_order_of_the_input_does_not_matter(snapshot: Snapshot, random: Random) -> None:
     assert schedule(_shuffled(snapshot, random)) == schedule(snapshot)
@@ -86,56 +86,56 @@ def _shuffle(items: Sequence[T], random: Random) -> list[T]:
 def test_a_warm_cache_changes_nothing(snapshots_: list[Snapshot], random: Random) -> None:
     cache = CycleCache()
     for snapshot in snapshots_:
-        for each in _life(snapshot, random):
+        for each in _successive(snapshot, random):
             assert schedule(each, cache) == schedule(each)
 
 
-def _life(snapshot: Snapshot, random: Random) -> list[Snapshot]:
-    """The snapshot, then the same later, with all or part of the plan carried out."""
+def _successive(snapshot: Snapshot, random: Random) -> list[Snapshot]:
+    """The snapshot twice, then later with part of the plan carried out, then also without its first node."""
     plan = schedule(snapshot)
-    some = tuple(placed for placed in plan.placements if random.random() < 0.7)
+    carried_out = tuple(placed for placed in plan.placements if random.random() < 0.7)
     waiting = {each.instance_id for each in plan.unplaced}
     left = tuple(each for each in snapshot.requests if each.instance_id in waiting)
-    carried_out = after(snapshot, replace(plan, placements=some)).nodes
-    nodes = tuple(carried_out[node.id] for node in snapshot.nodes)
+    nodes_after = after(snapshot, replace(plan, placements=carried_out)).nodes
+    nodes = tuple(nodes_after[node.id] for node in snapshot.nodes)
     later = replace(
         snapshot, nodes=nodes, requests=left, now=snapshot.now + random.choice([0, 1, 65, 400, 900])
     )
     return [snapshot, snapshot, later, replace(later, nodes=nodes[1:])]
 
 
-@property_of
+@few_examples
 @given(snapshots(requests_at_most=1), busy_node("n9"))
 def test_one_more_node_keeps_no_request_out(snapshot: Snapshot, another: NodeView) -> None:
-    """For one request. In a queue, a request may lose its place to one ahead of it that now fits."""
-    asked = snapshot.requests[0]
-    if place_one(snapshot.nodes, asked, snapshot.at):
-        assert place_one((*snapshot.nodes, another), asked, snapshot.at)
+    """For one request. In a queue, one ahead that now fits may take the place of another."""
+    pending = snapshot.requests[0]
+    if place_one(snapshot.nodes, pending, snapshot.at):
+        assert place_one((*snapshot.nodes, another), pending, snapshot.at)
 
 
-@property_of
+@few_examples
 @given(snapshots(requests_at_most=1))
 def test_suggested_alternatives_fit(snapshot: Snapshot) -> None:
-    asked, nodes, at = snapshot.requests[0], snapshot.nodes, snapshot.at
-    instead = would_fit(nodes, asked, at)
-    fits_now = place_one(nodes, asked, at) is not None
-    if instead.max_count_now:
-        assert place_one(nodes, replace(asked, gpu_count=instead.max_count_now), at)
-    if asked.gpu_count:
-        assert fits_now == (instead.max_count_now >= asked.gpu_count)
-    for model in instead.models_now:
-        assert place_one(nodes, replace(asked, gpu_models=(model,)), at)
-    if instead.share_milli_now:
-        assert place_one(nodes, replace(asked, gpu_milli=instead.share_milli_now), at)
-    if instead.without_same_numa:
+    pending, nodes, at = snapshot.requests[0], snapshot.nodes, snapshot.at
+    alternatives = would_fit(nodes, pending, at)
+    fits_now = place_one(nodes, pending, at) is not None
+    if alternatives.max_count_now:
+        assert place_one(nodes, replace(pending, gpu_count=alternatives.max_count_now), at)
+    if pending.gpu_count:
+        assert fits_now == (alternatives.max_count_now >= pending.gpu_count)
+    for model in alternatives.models_now:
+        assert place_one(nodes, replace(pending, gpu_models=(model,)), at)
+    if alternatives.share_milli_now:
+        assert place_one(nodes, replace(pending, gpu_milli=alternatives.share_milli_now), at)
+    if alternatives.without_same_numa:
         assert not fits_now
-        assert place_one(nodes, replace(asked, same_numa=False), at)
+        assert place_one(nodes, replace(pending, same_numa=False), at)
 
 
-@property_of
+@few_examples
 @given(SNAPSHOTS)
-def test_a_lower_priority_does_not_overtake_an_equal_request(snapshot: Snapshot) -> None:
-    """Of equal requests of one project, the one with the higher priority is first."""
+def test_an_equal_request_of_lower_priority_does_not_overtake(snapshot: Snapshot) -> None:
+    """Each request gets a twin in its project that differs in the priority only."""
     twins = tuple(
         replace(each, instance_id=f"{each.instance_id}-low", priority=each.priority - 10)
         for each in snapshot.requests
@@ -148,7 +148,7 @@ def test_a_lower_priority_does_not_overtake_an_equal_request(snapshot: Snapshot)
             assert twin.instance_id.removesuffix("-low") not in waiting
 
 
-@property_of
+@few_examples
 @given(SNAPSHOTS)
 def test_a_second_cycle_places_nothing_more(snapshot: Snapshot) -> None:
     """Except gangs, which may find another set of nodes once others are placed."""

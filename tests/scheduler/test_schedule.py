@@ -25,18 +25,18 @@ from tests.scheduler.clusters import A10, AT, H100, T4, gpus, h100s, node, pairs
 ALL_SIZES = potential_for({Shape(count, 1000, None, None): 1.0 for count in (1, 2, 4, 8)})
 
 
-def _node_for(nodes: list[NodeView], asked: Request) -> str | None:
-    plan = schedule(Snapshot(tuple(nodes), (asked,), potential=ALL_SIZES))
+def _node_for(nodes: list[NodeView], pending: Request) -> str | None:
+    plan = schedule(Snapshot(tuple(nodes), (pending,), potential=ALL_SIZES))
     return plan.placements[0].node_id if plan.placements else None
 
 
-def _plan(nodes: list[NodeView], *asked: Request) -> dict[str, str]:
-    plan = schedule(Snapshot(tuple(nodes), asked))
+def _plan(nodes: list[NodeView], *pending: Request) -> dict[str, str]:
+    plan = schedule(Snapshot(tuple(nodes), pending))
     return {placed.instance_id: placed.node_id for placed in plan.placements}
 
 
-def _queue(*asked: Request) -> list[Request]:
-    return [replace(each, instance_id=f"i{place}", queued_at=place) for place, each in enumerate(asked)]
+def _queue(*pending: Request) -> list[Request]:
+    return [replace(each, instance_id=f"i{place}", queued_at=place) for place, each in enumerate(pending)]
 
 
 def test_the_oldest_first_and_ids_break_ties() -> None:
@@ -62,22 +62,22 @@ def test_a_cycle_subtracts_what_it_allocates() -> None:
 
 
 def test_fair_shares_fill_a_node_exactly() -> None:
-    asked = request(2, cpu_milli=None, memory_mib=None)
-    assert len(_plan([h100s("n1")], *_queue(*[asked] * 5))) == 4
+    pending = request(2, cpu_milli=None, memory_mib=None)
+    assert len(_plan([h100s("n1")], *_queue(*[pending] * 5))) == 4
 
 
-WHERE: list[tuple[str, list[NodeView], Request, str | None]] = [
+NODE_OF_PLACEMENT: list[tuple[str, list[NodeView], Request, str | None]] = [
     ("exact fit", [h100s("n1"), h100s("n2", in_use=6), h100s("n3", in_use=5)], request(2), "n2"),
     ("no free set of eight is broken up", [h100s("n1"), h100s("n2", 3), h100s("n3")], request(1), "n2"),
     ("no free set of four is broken up", [h100s("n1", 4), h100s("n2", 3), h100s("n3", 4)], request(1), "n2"),
     (
-        "CPUs stay beside free GPUs",
+        "CPUs beside free GPUs are left",
         [h100s("n1"), node("n2"), h100s("n3")],
         request(0, cpu_milli=16_000),
         "n2",
     ),
     (
-        "CPUs of busy GPUs are no loss",
+        "CPUs beside allocated GPUs are taken first",
         [h100s("n1"), h100s("n2", in_use=8), h100s("n3")],
         request(0, cpu_milli=16_000),
         "n2",
@@ -89,10 +89,12 @@ WHERE: list[tuple[str, list[NodeView], Request, str | None]] = [
 
 
 @pytest.mark.parametrize(
-    ("nodes", "asked", "expected"), [row[1:] for row in WHERE], ids=[row[0] for row in WHERE]
+    ("nodes", "pending", "expected"),
+    [row[1:] for row in NODE_OF_PLACEMENT],
+    ids=[row[0] for row in NODE_OF_PLACEMENT],
 )
-def test_where(nodes: list[NodeView], asked: Request, expected: str | None) -> None:
-    assert _node_for(nodes, asked) == expected
+def test_the_node_of_a_placement(nodes: list[NodeView], pending: Request, expected: str | None) -> None:
+    assert _node_for(nodes, pending) == expected
 
 
 def test_of_equal_nodes_the_same_is_chosen_in_any_order() -> None:
@@ -100,46 +102,46 @@ def test_of_equal_nodes_the_same_is_chosen_in_any_order() -> None:
     assert len({_node_for(cluster[place:] + cluster[:place], request(1)) for place in range(6)}) == 1
 
 
-def test_the_preferred_model_wherever_it_is() -> None:
+def test_the_preferred_model_on_any_node() -> None:
     cluster = [node("n1", gpus(A10, 1, on="n1")), h100s("n2"), h100s("n3", 8)]
     assert _node_for(cluster, request(1, gpu_models=("H100", "A10"))) == "n2"
     assert _node_for(cluster, request(1, gpu_models=("A10", "H100"))) == "n1"
     assert _node_for([cluster[0], cluster[2]], request(1, gpu_models=("H100", "A10"))) == "n1"
 
 
-@pytest.mark.parametrize("asked", [request(1), request(2), request(1, gpu_milli=500)])
-def test_the_smallest_gpu_is_used_if_any_will_do(asked: Request) -> None:
+@pytest.mark.parametrize("pending", [request(1), request(2), request(1, gpu_milli=500)])
+def test_the_smallest_gpu_is_used_if_any_will_do(pending: Request) -> None:
     """In any order of the nodes, and whichever size the fleet sees first."""
     for large, small in (("n1", "n2"), ("n2", "n1"), ("n3", "n4"), ("n4", "n3")):
         nodes = [node(large, gpus(H100, 2, on=large)), node(small, gpus(T4, 2, on=small))]
-        assert _node_for(nodes, asked) == _node_for(nodes[::-1], asked) == small
-    mixed = place_one([node(gpu_views=gpus([H100, H100, A10, A10]))], asked, AT)
+        assert _node_for(nodes, pending) == _node_for(nodes[::-1], pending) == small
+    mixed = place_one([node(gpu_views=gpus([H100, H100, A10, A10]))], pending, AT)
     assert mixed is not None
     assert set(mixed.gpu_uuids) <= {"GPU-n1-2", "GPU-n1-3"}
     older = tuple(replace(gpu, compute_capability="7.0") for gpu in gpus(H100, 2, on="n5"))
     newer = tuple(replace(gpu, compute_capability="9.0") for gpu in gpus(H100, 2, on="n6"))
-    assert _node_for([node("n5", older), node("n6", newer)], asked) == "n5"
+    assert _node_for([node("n5", older), node("n6", newer)], pending) == "n5"
 
 
 def test_gpus_reserved_for_the_project_come_first() -> None:
-    held = h100s("n1")
-    mine = ReservedPeriod("r1", "p", -10.0, 10.0)
-    gpu_views = tuple(replace(gpu, reserved=(mine,)) if gpu.index > 5 else gpu for gpu in held.gpus)
+    unreserved = h100s("n1")
+    period = ReservedPeriod("r1", "p", -10.0, 10.0)
+    gpu_views = tuple(replace(gpu, reserved=(period,)) if gpu.index > 5 else gpu for gpu in unreserved.gpus)
     # Two GPUs are free on another node, and better for any other project.
-    cluster = (replace(held, gpus=gpu_views), h100s("n2", 6))
-    asked = (request(2, project_id="p"), request(2, instance_id="i2", project_id="q"))
-    plan = schedule(Snapshot(cluster, asked, potential=ALL_SIZES))
+    cluster = (replace(unreserved, gpus=gpu_views), h100s("n2", 6))
+    pending = (request(2, project_id="p"), request(2, instance_id="i2", project_id="q"))
+    plan = schedule(Snapshot(cluster, pending, potential=ALL_SIZES))
     given = {each.instance_id: each.gpu_uuids for each in plan.placements}
     assert given == {"i1": ("GPU-n1-6", "GPU-n1-7"), "i2": ("GPU-n2-6", "GPU-n2-7")}
 
 
-def _apart(numa_nodes: tuple[int, ...], *held: int) -> NodeView:
+def _apart(numa_nodes: tuple[int, ...], *reserved: int) -> NodeView:
     """Two A10 and two H100, some of which are reserved for the project `p`."""
     period = ReservedPeriod("r", "p", 0.0, 1000.0)
     gpu_views = zip(gpus([A10, A10, H100, H100]), numa_nodes, strict=True)
     return node(
         gpu_views=tuple(
-            replace(gpu, numa_node=numa_node, reserved=(period,) if place in held else ())
+            replace(gpu, numa_node=numa_node, reserved=(period,) if place in reserved else ())
             for place, (gpu, numa_node) in enumerate(gpu_views)
         )
     )
@@ -155,12 +157,12 @@ def test_same_numa_uses_another_model_if_one_is_spread_over_numa_nodes(numa_node
 
 
 def test_same_numa_skips_reserved_gpus_that_are_far_apart() -> None:
-    """The reserved GPUs on one NUMA node are on another node."""
+    """On one node, the reserved GPUs are on two NUMA nodes; on the other node, they are on one."""
     other = _apart((0, 0, 0, 0), 2, 3)
     gpu_views = tuple(replace(gpu, uuid=f"{gpu.uuid}-far") for gpu in _apart((0, 1, 0, 0), 0, 1).gpus)
-    mine = request(2, same_numa=True, project_id="p")
+    own = request(2, same_numa=True, project_id="p")
     for far in ("n2", "n3", "n4", "n5"):
-        placed = place_one([replace(other, gpus=gpu_views, id=far), other], mine, AT)
+        placed = place_one([replace(other, gpus=gpu_views, id=far), other], own, AT)
         assert placed is not None
         assert placed.gpu_uuids == ("GPU-n1-2", "GPU-n1-3")
 
@@ -198,14 +200,14 @@ def test_mig_devices_come_from_the_gpu_with_the_fewest_free() -> None:
         )
         for gpu, free in zip(gpus(H100, 2), (3, 1), strict=True)
     )
-    asked = request(2, mig_profile="1g.10gb", gpu_milli=142)
-    placed = place_one([node(gpu_views=(first, second))], asked, AT)
+    pending = request(2, mig_profile="1g.10gb", gpu_milli=142)
+    placed = place_one([node(gpu_views=(first, second))], pending, AT)
     assert placed is not None
     assert [allocation.mig_uuid for allocation in placed.allocations] == [
         f"{second.uuid}-0",
         f"{first.uuid}-0",
     ]
-    assert place_one([node(gpu_views=(first, second))], replace(asked, gpu_count=5), AT) is None
+    assert place_one([node(gpu_views=(first, second))], replace(pending, gpu_count=5), AT) is None
 
 
 def test_singles_do_not_break_pairs() -> None:

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key as generate_rsa_key
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
-from tests.sso.token_requests import TLS
+from tests.sso.token_requests import SHARED_TLS
 from tests.testbed.processes import Daemon
 from tests.testbed.workspace import Workspace
 
@@ -84,46 +84,42 @@ class Provider:
                 "resource": audience,
                 "wanted": json.dumps(wanted),
             },
-            verify=TLS,
+            verify=SHARED_TLS,
         )
         assert answer.status_code == 200, f"{answer.text}\n{self._daemon.log_tail()}"
         return str(answer.json()["access_token"])
 
-    def signed(
-        self, token: str, *, payload: Mapping[str, Any] | None = None, header: Mapping[str, Any] | None = None
+    def signed_again(
+        self, token: str, *, claims: Mapping[str, Any] | None = None, header: Mapping[str, Any] | None = None
     ) -> str:
-        """An ES256 token with changed claims and header (None: left out), signed again."""
-        claims = jwt.decode(token, options={"verify_signature": False}) | dict(payload or {})
-        head = jwt.get_unverified_header(token) | dict(header or {})
+        """The token with changed claims and header fields (None: removed), signed with the ES256 key."""
+        new_claims = jwt.decode(token, options={"verify_signature": False}) | dict(claims or {})
+        new_header = jwt.get_unverified_header(token) | dict(header or {})
         return jwt.encode(
-            {name: value for name, value in claims.items() if value is not None},
+            {name: value for name, value in new_claims.items() if value is not None},
             jwt.PyJWK(self.keys[0]),
-            headers={name: value for name, value in head.items() if value is not None},
+            headers={name: value for name, value in new_header.items() if value is not None},
         )
 
     def served(self, path: str) -> int:
         """The number of requests for a path since the last start."""
-        return int(httpx.get(f"{self.issuer}/served", verify=TLS).json().get(path, 0))
+        return int(httpx.get(f"{self.issuer}/served", verify=SHARED_TLS).json().get(path, 0))
 
     def _is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self.issuer}/served", verify=TLS).status_code == 200
+            return httpx.get(f"{self.issuer}/served", verify=SHARED_TLS).status_code == 200
         except httpx.ConnectError:
             return False
 
 
 def new_keys() -> list[dict[str, Any]]:
-    """Private keys of the three kinds, as JWK."""
-    made = (
+    """A new EC, RSA and Ed25519 key, each as a private JWK."""
+    keys = (
         ECAlgorithm.to_jwk(generate_private_key(SECP256R1()), as_dict=True),
         RSAAlgorithm.to_jwk(generate_rsa_key(65537, 2048), as_dict=True),
         OKPAlgorithm.to_jwk(Ed25519PrivateKey.generate(), as_dict=True),
     )
-    return [
-        {
-            **{name: value for name, value in key.items() if name != "key_ops"},
-            "kid": token_hex(8),
-            "use": "sig",
-        }
-        for key in made
-    ]
+    for key in keys:
+        # PyJWT sets `key_ops` of an RSA key to ["sign"]. The provider would publish it for the public key.
+        key.pop("key_ops", None)
+    return [{**key, "kid": token_hex(8), "use": "sig"} for key in keys]

@@ -13,12 +13,12 @@ from tests.sso.provider import Provider
 from tests.sso.token_requests import get_with_token, me, status
 from tests.testbed.waiting import wait_until
 
-# Tests that do not depend on the database run on one.
+# For tests that do not depend on the database.
 on_one_database = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def roles(service: RunningService, token: str) -> dict[str, str]:
-    """Project name -> role."""
+    """The user's role in each project, by the project's name."""
     return {project["name"]: project["role"] for project in me(service, token)["projects"]}
 
 
@@ -29,7 +29,11 @@ def sso_users(client: Client) -> list[dict[str, Any]]:
 def test_a_token_authenticates_its_user(
     service: RunningService, client: Client, vision: str, provider: Provider
 ) -> None:
-    claims = {"groups": ["members", "strangers"], "name": "Ada Lovelace", "email": "ada@example.com"}
+    claims = {
+        "groups": ["members", "not-in-the-settings"],
+        "name": "Ada Lovelace",
+        "email": "ada@example.com",
+    }
     shown = me(service, provider.token(claims=claims))
     assert (shown["kind"], shown["key"], shown["is_admin"]) == ("user", None, False)
     assert shown["projects"] == [

@@ -74,6 +74,6 @@ def test_incomplete_settings_and_unsafe_issuers_are_rejected(
 @pytest.mark.parametrize(
     "url", ["https://id.example.org", "http://127.0.0.1:1/x", "http://[::1]/", "http://localhost"]
 )
-def test_an_issuer_on_loopback_needs_no_tls(url: str) -> None:
+def test_https_issuers_and_issuers_on_loopback_are_accepted(url: str) -> None:
     assert is_private_channel(url)
     assert Settings(oidc_issuer=url, oidc_audience="a").oidc_issuer == url

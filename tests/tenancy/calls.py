@@ -53,22 +53,22 @@ class Callers:
 
     def __init__(self, setup: Setup) -> None:
         url, a, b = setup.service.url, setup.a, setup.b
-        self._own = {
+        self._to_close = {
             "no key": Client(url),
             "wrong": Client(url, key="mk_nobodys-key-of-the-usual-length-0123456789"),
             "expired": Client(url, key=expired_key(setup.admin, a.id)),
             "revoked": Client(url, key=revoked_key(setup.admin, a.id)),
         }
-        del self._own["no key"].headers["Authorization"]
+        del self._to_close["no key"].headers["Authorization"]
         self.clients: dict[str, httpx.Client] = {
-            **self._own, "b member": b.member, "b owner": b.owner,
+            **self._to_close, "b member": b.member, "b owner": b.owner,
             "viewer": a.viewer, "member": a.member, "owner": a.owner,
             "admin": setup.admin, "node": setup.wire.http,
         }  # fmt: skip
         assert tuple(self.clients) == CALLERS
 
     def close(self) -> None:
-        for client in self._own.values():
+        for client in self._to_close.values():
             client.close()
 
 
@@ -188,12 +188,9 @@ def _new_membership(setup: Setup, _caller: str) -> Call:
 
 def _created_member(setup: Setup, _caller: str) -> Call:
     path = {"project_id": setup.a.id, "user_id": _new_user(setup)}
-    added = setup.admin.put("/v1/projects/{project_id}/members/{user_id}".format(**path), json=_VIEWER)
-    assert added.status_code == 200
+    member = "/v1/projects/{project_id}/members/{user_id}".format(**path)
+    assert setup.admin.put(member, json={"role": "viewer"}).status_code == 200
     return Call(path)
-
-
-_VIEWER = {"role": "viewer"}
 
 
 def _find_user(setup: Setup, _caller: str) -> Call:
@@ -201,7 +198,7 @@ def _find_user(setup: Setup, _caller: str) -> Call:
 
 
 def _user_of(setup: Setup, caller: str) -> str | None:
-    """The user for whom the caller may create a key in A: the caller."""
+    """The ID of the caller's own user; None if the caller is not a user with a role."""
     tenant, role = (setup.b, caller[2:]) if caller.startswith("b ") else (setup.a, caller)
     return tenant.people[_PEOPLE[role]].id if role in _PEOPLE else None
 
@@ -212,9 +209,10 @@ def _new_key(setup: Setup, caller: str) -> Call:
 
 
 def _api_key(setup: Setup, caller: str) -> Call:
-    """The key of A's service; for viewers and members their own key, since they see no others."""
-    mine = caller in {"viewer", "member"}
-    return Call({"key_id": (setup.a.people[_PEOPLE[caller]].key if mine else setup.a.service)["id"]})
+    """The key of A's service; for A's viewer and member their own key, since they see no others."""
+    sees_only_own = caller in {"viewer", "member"}
+    key = setup.a.people[_PEOPLE[caller]].key if sees_only_own else setup.a.service
+    return Call({"key_id": key["id"]})
 
 
 def _created_key(setup: Setup, caller: str) -> Call:
@@ -261,12 +259,12 @@ def _start_secrets(setup: Setup, _caller: str) -> Call:
     return Call({"instance_id": setup.running}, json={"session": setup.wire.session, "attempt": 1})
 
 
-def _nothing(_world: Setup, _caller: str) -> Call:
+def _empty_call(_setup: Setup, _caller: str) -> Call:
     return Call()
 
 
 CALLS: Mapping[str, Make] = {
-    "list_instances": _nothing,
+    "list_instances": _empty_call,
     "get_instance": _running_instance,
     "wait_for_instance": _running_instance,
     "get_instance_logs": _running_instance,
@@ -280,27 +278,27 @@ CALLS: Mapping[str, Make] = {
     "start_instance": _ended_instance,
     "restart_instance": _running_instance,
     "exec_in_instance": _exec,
-    "list_instance_groups": _nothing,
+    "list_instance_groups": _empty_call,
     "get_instance_group": lambda setup, _: _group(setup),
     "create_instance_group": lambda setup, _: Call(json={**_GROUP, "project_id": setup.a.id}),
     "delete_instance_group": lambda setup, _: _group(setup),
     "stop_instance_group": lambda setup, _: _group(setup),
     "start_instance_group": _ended_group,
     "explain_instance_group": lambda setup, _: _group(setup),
-    "list_reservations": _nothing,
+    "list_reservations": _empty_call,
     "get_reservation": lambda setup, _: _reservation(setup),
     "create_reservation": lambda setup, _: Call(json=_reservation_body(setup)),
     "update_reservation": lambda setup, _: _reservation(setup, {"name": "renamed"}),
     "delete_reservation": lambda setup, _: _reservation(setup),
-    "get_queue": _nothing,
-    "get_fragmentation": _nothing,
-    "list_nodes": _nothing,
+    "get_queue": _empty_call,
+    "get_fragmentation": _empty_call,
+    "list_nodes": _empty_call,
     "get_node": _wire_node,
-    "list_gpus": _nothing,
+    "list_gpus": _empty_call,
     "get_gpu": _gpu,
     "get_gpu_metrics": _gpu,
     "list_gpu_incidents": _gpu,
-    "list_instance_types": _nothing,
+    "list_instance_types": _empty_call,
     "update_node": lambda setup, _: Call({"node_id": setup.wire.id}, json={"reserved_for": [setup.a.id]}),
     "cordon_node": _wire_node,
     "uncordon_node": _wire_node,
@@ -309,11 +307,11 @@ CALLS: Mapping[str, Make] = {
     "renew_credential": _wire_node,
     "delete_node": _joined_node,
     "clear_gpu": _idle_gpu,
-    "create_join_token": lambda _world, _: Call(json={"ttl_s": 60}),
-    "list_events": _nothing,
-    "list_projects": _nothing,
+    "create_join_token": lambda _setup, _: Call(json={"ttl_s": 60}),
+    "list_events": _empty_call,
+    "list_projects": _empty_call,
     "get_project": _project_a,
-    "create_project": lambda _world, _: Call(json={"name": _unique("project")}),
+    "create_project": lambda _setup, _: Call(json={"name": _unique("project")}),
     "update_project": _labels_of_a,
     "delete_project": _project_to_delete,
     "list_members": _project_a,
@@ -321,42 +319,42 @@ CALLS: Mapping[str, Make] = {
     "delete_member": _created_member,
     "list_users": _find_user,
     "get_user": _created_user,
-    "create_user": lambda _world, _: Call(json={"name": "somebody"}),
+    "create_user": lambda _setup, _: Call(json={"name": "new"}),
     "update_user": _new_name,
     "delete_user": _created_user,
-    "get_me": _nothing,
-    "list_api_keys": _nothing,
+    "get_me": _empty_call,
+    "list_api_keys": _empty_call,
     "get_api_key": _api_key,
     "create_api_key": _new_key,
     "delete_api_key": _created_key,
-    "list_secrets": _nothing,
+    "list_secrets": _empty_call,
     "get_secret": lambda setup, _: _secret(setup),
     "create_secret": _new_secret,
     "replace_secret": lambda setup, _: _secret(setup, {"value": "another"}),
     "delete_secret": lambda setup, _: _secret(setup),
-    "list_registries": _nothing,
+    "list_registries": _empty_call,
     "get_registry": lambda setup, _: _registry(setup),
     "create_registry": _new_registry,
     "replace_registry": lambda setup, _: _registry(setup, {"password": "another"}),
     "delete_registry": lambda setup, _: _registry(setup),
-    "list_audit_log": _nothing,
-    "get_audit_head": _nothing,
-    "get_health": _nothing,
-    "get_readiness": _nothing,
-    "get_metrics": _nothing,
+    "list_audit_log": _empty_call,
+    "get_audit_head": _empty_call,
+    "get_health": _empty_call,
+    "get_readiness": _empty_call,
+    "get_metrics": _empty_call,
     "join_node": _join,
-    "open_node_session": _nothing,
-    "renew_node_credential": _nothing,
+    "open_node_session": _empty_call,
+    "renew_node_credential": _empty_call,
     "sync_node": _sync,
     "hand_out_start_secrets": _start_secrets,
     "list_stream_requests": lambda setup, _: Call(json={"session": setup.wire.session}),
-    "bring_stream": lambda _world, _: Call({"stream_id": "stm_unknown"}),
+    "bring_stream": lambda _setup, _: Call({"stream_id": "stm_unknown"}),
 }
 
 
 @contextmanager
 def awaited_stream(setup: Setup) -> Iterator[Call]:
-    """Within the block, an exec waits for the frames of this request, sent by the wire node."""
+    """Within the block, an exec on the wire node waits for its result. Yields the node's request with it."""
     made = setup.a.member.create(name=_unique("execs"), node_selector={"sandbox": "wire"})
     setup.admin.wait(made["id"], "scheduled")
     assignment = next(

@@ -115,22 +115,22 @@ def test_a_repeated_request_is_audited_once(setup: Setup, operation: str) -> Non
     )
     assert (first.status_code, again.content) == (201, first.content)
     with setup.service.plane.database.read() as session:
-        mine = AuditEntry.request_id.in_([f"first-{operation}", f"again-{operation}"])
-        (row,) = session.scalars(select(AuditEntry).where(mine)).all()
+        of_both = AuditEntry.request_id.in_([f"first-{operation}", f"again-{operation}"])
+        (row,) = session.scalars(select(AuditEntry).where(of_both)).all()
     assert (row.request_id, row.target_id) == (f"first-{operation}", first.json()["id"])
 
 
 def test_owners_see_the_rows_of_their_projects_and_admins_see_all(setup: Setup) -> None:
     post(setup.admin, "/v1/join-tokens", ttl_s=60)
-    own = setup.b.owner.items("/v1/audit-log", limit=200)
-    assert {row["project_id"] for row in own} == {setup.b.id}
+    of_b = setup.b.owner.items("/v1/audit-log", limit=200)
+    assert {row["project_id"] for row in of_b} == {setup.b.id}
     everything = setup.admin.items("/v1/audit-log", limit=200)
     assert {row["project_id"] for row in everything} >= {setup.a.id, setup.b.id, None}
-    assert setup.b.owner.items("/v1/audit-log", actor_id=setup.a.people[Role.MEMBER].key["id"]) == []
-    mine = setup.a.people[Role.MEMBER].key["id"]
+    member_of_a = setup.a.people[Role.MEMBER].key["id"]
+    assert setup.b.owner.items("/v1/audit-log", actor_id=member_of_a) == []
     setup.pending_instance()
-    found = setup.a.owner.items("/v1/audit-log", actor_id=mine, action="instance.create")
-    assert {(row["actor"]["id"], row["action"]) for row in found} == {(mine, "instance.create")}
+    found = setup.a.owner.items("/v1/audit-log", actor_id=member_of_a, action="instance.create")
+    assert {(row["actor"]["id"], row["action"]) for row in found} == {(member_of_a, "instance.create")}
 
 
 def _exported(client: Client) -> list[dict[str, Any]]:
@@ -219,8 +219,9 @@ def test_commands_on_the_servers_host_verify_and_export_the_log(
     for number in range(3):
         post(client, "/v1/users", name=f"user-{number}")
     await_links(service)
-    signed_text = mooring(service, "audit", "verify")
-    assert (signed_text.exit_code, signed_text.output.split()[0]) == (0, "4"), signed_text.output
+    verify = mooring(service, "audit", "verify")
+    # The rows of the key and of three users.
+    assert (verify.exit_code, verify.output.split()[0]) == (0, "4"), verify.output
     exported = mooring(service, "audit", "export")
     assert exported.exit_code == 0
     before = [json.loads(line) for line in exported.output.splitlines()]
@@ -246,7 +247,7 @@ def test_the_chains_are_intact_with_many_concurrent_writers(service: RunningServ
 def test_an_export_is_aborted_when_its_key_is_revoked(
     service: RunningService, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An aborted export must not look complete. Over HTTP it would be complete before the revocation."""
+    """An aborted export must not look complete. Without HTTP, which would buffer it before the revocation."""
     monkeypatch.setattr(audit_api, "_BATCH", 1)
     monkeypatch.setattr(auth, "RENEWED_S", 0.0)
     made = make_key(client, scopes=["admin"])

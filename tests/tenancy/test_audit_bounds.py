@@ -8,11 +8,11 @@ import pytest
 from mooring.api.auth.audited_reads import RECORD_INTERVAL_S, AuditedReads
 from mooring.api.http import responses, transactions
 from mooring.control.audit import audit_log
-from mooring.control.audit.refusals import MAX_CALLERS, MAX_NAMES, RejectedRequests
+from mooring.control.audit.rejected_requests import MAX_CALLERS, MAX_NAMES, RejectedRequests
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import projects
 from mooring.core.access import Caller, on_host
-from mooring.loops.refusals import RefusedRequests
+from mooring.loops.rejected_requests import RejectionAudit
 from tests.problems import problem
 from tests.service import Client
 from tests.tenancy.tenants import Setup, make_key
@@ -73,6 +73,7 @@ def test_a_read_is_recorded_again_after_an_interval() -> None:
     assert reads._is_new("key_2", "instance.read_logs", "ins_1")
     clock[0] = RECORD_INTERVAL_S
     assert reads._is_new("key_1", "instance.read_logs", "ins_1")
+    # The number of remembered reads is limited.
     for number in range(20_000):
         reads._is_new("key_1", "instance.read_logs", str(number))
     assert len(reads._recorded) == 10_000
@@ -89,8 +90,8 @@ def test_an_export_is_recorded_with_its_filters(setup: Setup) -> None:
 
 def test_rejected_requests_are_counted_in_one_row_per_caller(setup: Setup) -> None:
     context = setup.service.service._server._context
-    recorder = RefusedRequests(context.database, context.refusals)
-    recorder.tick()
+    recorder = RejectionAudit(context.database, context.rejected_requests)
+    recorder.tick()  # records the rejected requests of earlier tests
     key = make_key(setup.a.owner, role="viewer", name="prying")
     with Client(setup.service.url, key["key"]) as caller:
         for _ in range(3):
@@ -100,7 +101,7 @@ def test_rejected_requests_are_counted_in_one_row_per_caller(setup: Setup) -> No
         for _ in range(5):
             problem(unauthorized.get("/v1/instances"), 401)
     recorder.tick()
-    recorder.tick()
+    recorder.tick()  # records nothing again
     (row,) = _rows(setup.admin, actor_id=key["id"])
     assert (row["action"], row["actor"]["name"]) == ("access.forbidden", "prying")
     assert row["after"] == {"refused": 4, "operations": {"create_instance": 3, "delete_instance": 1}}
@@ -113,9 +114,9 @@ def test_an_exceeded_quota_is_not_recorded_as_a_rejected_request(setup: Setup) -
     context = setup.service.service._server._context
     project = f"/v1/projects/{setup.b.id}"
     assert setup.admin.patch(project, json={"quotas": {"instances": 0}}).status_code == 200
-    context.refusals.take()
+    context.rejected_requests.take()
     problem(setup.b.member.post("/v1/instances", json={"image": "busybox:1"}), 403, "quota_exceeded")
-    assert context.refusals.take() == []
+    assert context.rejected_requests.take() == []
     assert setup.admin.patch(project, json={"quotas": {}}).status_code == 200
 
 

@@ -1,7 +1,8 @@
-"""Forgeries of the audit log by an attacker with the database but not the key; the unkeyed log missed them.
+"""Forgeries of the audit log by an attacker who can write to the database but lacks the key.
 
-The attacker works on a copy without triggers. Some forgeries can be found only with a head that was saved
-elsewhere; tests show this too, so that docs/security.md does not claim more.
+In a log without a key, verification found none of them. The attacker works on a copy without triggers. Some
+forgeries can be found only with a head that was saved elsewhere; tests show this too, so that
+docs/security.md does not claim more.
 """
 
 import hashlib
@@ -109,7 +110,7 @@ def test_the_original_log_verifies(history: History, copy: Database) -> None:
 
 
 OF_ALPHA = "(SELECT min(seq) FROM audit_log WHERE project_id = :alpha)"
-LAST = "(SELECT max(seq) FROM audit_log)"
+
 ATTACKS = {
     "change what was done": (
         [f"UPDATE audit_log SET action = 'user.delete' WHERE seq = {OF_ALPHA}"],
@@ -187,7 +188,7 @@ ATTACKS = {
             "INSERT INTO audit_log SELECT seq + 1000, id, at, actor, address, request_id, action, project_id,"
             " target_id, before, after, previous_hash, hash FROM audit_log WHERE seq = 2"
         ],
-        r"the row aud_\w+ is there more than once",
+        r"the log contains the row aud_\w+ more than once",
     ),
     "add a row without a signature": (
         [
@@ -259,7 +260,7 @@ def _append_row(database: Database, history: History, name: str) -> tuple[dict[s
 def test_a_row_from_another_copy_is_found(
     history: History, copy: Database, other_copy: Database, later_rows: int, expected: str
 ) -> None:
-    """The row and its link have valid signatures and the same position."""
+    """The signature of the row is valid, and its link has the position of the one that it replaces."""
     replaced, link = _append_row(copy, history, "sec_of_this_copy")
     for number in range(later_rows):
         _append_row(copy, history, f"sec_later_{number}")
@@ -303,6 +304,8 @@ def _recompute_without_a_key(database: Database) -> None:
 
 
 class _Row:
+    """Columns by name, as `signing_keys` reads them."""
+
     def __init__(self, row: AuditEntry) -> None:
         self._row = row
 
@@ -333,21 +336,21 @@ def test_a_recomputed_log_signed_at_the_next_start_is_found_with_a_saved_head(
 def test_a_log_signed_with_an_attackers_key_is_found(
     history: History, copy: Database, tmp_path: Path
 ) -> None:
-    own = AuditKeys([Fernet.generate_key().decode()])
+    attackers_keys = AuditKeys([Fernet.generate_key().decode()])
     with copy.write() as session:
         for row in session.scalars(select(AuditEntry).where(AuditEntry.action != "secret.create")):
-            row.hash = own.sign(signing_keys.row_text(_Row(row)))
+            row.hash = attackers_keys.sign(signing_keys.row_text(_Row(row)))
         session.execute(text("DELETE FROM audit_log WHERE action = 'secret.create'"))
         for table in ("audit_links", "audit_heads"):
             session.execute(text(f"DELETE FROM {table}"))
-        session.scalars(select(ControlPlane)).one().audit_key_id = own.newest_id
-    _linked(copy, own)
+        session.scalars(select(ControlPlane)).one().audit_key_id = attackers_keys.newest_id
+    _linked(copy, attackers_keys)
     report = _verified(copy, history)
     assert len(report.problems) >= report.rows
     assert "signed with a key that is not here" in report.problems[0]
-    # The server does not start with it.
+    # With its own key, the server does not start on this database.
     url = copy.url.render_as_string(hide_password=False)
-    with pytest.raises(WrongAuditKey, match=own.newest_id):
+    with pytest.raises(WrongAuditKey, match=attackers_keys.newest_id):
         open_control_plane(settings_for(url, history.folder))
 
 
@@ -355,7 +358,7 @@ def test_a_log_signed_with_an_attackers_key_is_found(
 
 
 def _write_unkeyed(database: Database, count: int) -> None:
-    """Write rows as that release did, without the present code."""
+    """Write rows as the release without signing keys did, with a copy of its code."""
     with database.write() as session:
         previous = "0" * 64
         for number in range(count):
@@ -413,12 +416,12 @@ def test_the_first_signed_row_covers_the_log_of_the_older_release(
     assert len(_problems(database, keys, "1" * 64)) == 1
 
 
-@pytest.mark.parametrize("rows", ["seq = 3", "seq = 5", "seq = 1"])
+@pytest.mark.parametrize("deleted", ["seq = 3", "seq = 5", "seq = 1"])
 def test_a_recomputed_log_of_the_older_release_is_found(
-    upgraded: tuple[Database, AuditKeys], rows: str
+    upgraded: tuple[Database, AuditKeys], deleted: str
 ) -> None:
     database, keys = upgraded
-    without_triggers(database, f"DELETE FROM audit_log WHERE {rows}")
+    without_triggers(database, f"DELETE FROM audit_log WHERE {deleted}")
     with database.write() as session:
         previous = FIRST_HASH
         for row in session.scalars(select(AuditEntry).where(AuditEntry.seq <= 5).order_by(AuditEntry.seq)):

@@ -15,7 +15,7 @@ from mooring.core.access import on_host
 from mooring.db.session import Database, Ending, at_end
 from mooring.db.signals import Signals
 from mooring.loops import audit_links as loop
-from mooring.loops.audit_links import AuditLinks, SearchStart, exported, last_exported
+from mooring.loops.audit_links import AuditLinks, SearchStart, heads_in, last_exported
 from mooring.server import ControlPlane, open_control_plane
 from tests.concurrency import run_concurrently
 from tests.service import Client, RunningService, running, settings_for
@@ -116,7 +116,7 @@ def test_a_start_with_a_truncated_log_is_logged(
 
 def test_an_incomplete_line_of_the_head_file_is_ignored(tmp_path: Path) -> None:
     head = Head(7, 3, "hmac:x:y", "2026-01-01T00:00:00.000Z")
-    assert exported(f'{head.line()}\n{{"number": 8, "ha') == [head]
+    assert heads_in(f'{head.line()}\n{{"number": 8, "ha') == [head]
     assert last_exported(tmp_path / "none") is None
 
 
@@ -125,26 +125,25 @@ def _plane(database_url: str, folder: Path) -> ControlPlane:
 
 
 def test_linkers_of_several_replicas_link_each_row_once(database_url: str, tmp_path: Path) -> None:
-    planes = [_plane(database_url, tmp_path) for _ in range(2)]
-    if not planes[0].database.is_sqlite:
-        planes *= 2  # SQLite has one plane, whose writers wait for each other in the process
-    linkers = [AuditLinks(plane.database, plane.audit_keys, None) for plane in planes]
+    # Two replicas with two linkers each; SQLite allows one replica, and here it has one linker.
+    count = 1 if database_url.startswith("sqlite") else 2
+    replicas = [_plane(database_url, tmp_path) for _ in range(count)]
+    linkers = [AuditLinks(plane.database, plane.audit_keys, None) for plane in replicas * count]
 
     def write_and_link(number: int) -> None:
-        plane, linker = planes[number % len(planes)], linkers[number % len(planes)]
+        plane, linker = replicas[number % len(replicas)], linkers[number % len(linkers)]
         for turn in range(10):
             with plane.database.write() as session:
                 audit_log.record(session, on_host("user.create"), f"{number}-{turn}", f"prj_{turn % 3}")
             linker.tick()
 
-    if planes[0].database.is_sqlite:
-        planes, linkers = planes[:1], linkers[:1]
     run_concurrently(4, write_and_link)
     linkers[0].tick()
-    with planes[0].database.read() as session:
-        report = verification.verify(session, planes[0].audit_keys)
+    with replicas[0].database.read() as session:
+        report = verification.verify(session, replicas[0].audit_keys)
+    # The row of the key, and ten rows of each writer.
     assert (report.rows, report.links, report.unlinked, report.problems) == (41, 41, 0, [])
-    for plane in planes:
+    for plane in replicas:
         plane.database.dispose()
 
 
@@ -168,7 +167,7 @@ def test_a_row_that_was_committed_late_is_linked() -> None:
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_writers_of_audit_rows_do_not_block_each_other(database_url: str, tmp_path: Path) -> None:
-    """Both are between insert and commit at the same time, which a common lock would prevent."""
+    """Both transactions have inserted before either commits, which a common lock would prevent."""
     plane = _plane(database_url, tmp_path)
 
     def commit_another(_session: Session) -> None:

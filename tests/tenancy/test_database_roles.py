@@ -59,7 +59,7 @@ FORBIDDEN = {
         errors.InsufficientPrivilege
     ),
     "CREATE RULE x AS ON INSERT TO {table} DO INSTEAD NOTHING": errors.InsufficientPrivilege,
-    "GRANT DELETE ON {table} TO " + ROLE: None,  # a warning without a grant
+    "GRANT DELETE ON {table} TO " + ROLE: None,  # PostgreSQL only warns, and grants nothing
     "LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE": errors.InsufficientPrivilege,
 }
 FORBIDDEN_ON_THE_DATABASE = (
@@ -91,13 +91,15 @@ def _execute(url: str, statement: str) -> None:
 def test_the_serving_role_cannot_change_the_audit_log(
     database_url: str, serving_url: str, tmp_path: Path, table: str
 ) -> None:
-    open_control_plane(settings_for(database_url, tmp_path)).database.dispose()  # as in older releases
+    # As in older releases, a server with the owner's role has written rows.
+    open_control_plane(settings_for(database_url, tmp_path)).database.dispose()
     for statement, refusal in FORBIDDEN.items():
         if refusal is None:
             _execute(serving_url, statement.format(table=table))
             continue
         with pytest.raises(refusal):
             _execute(serving_url, statement.format(table=table))
+    # The GRANT above had no effect.
     with pytest.raises(errors.InsufficientPrivilege):
         _execute(serving_url, f"DELETE FROM {table}")
 

@@ -90,7 +90,7 @@ def test_an_owner_cannot_change_quotas_weight_and_policies(setup: Setup, change:
 
 def test_a_key_has_at_most_its_creators_permissions(setup: Setup) -> None:
     viewer, member = setup.a.people[Role.VIEWER], setup.a.people[Role.MEMBER]
-    more: list[tuple[Client, dict[str, Any]]] = [
+    excessive: list[tuple[Client, dict[str, Any]]] = [
         (viewer.client, {"user_id": viewer.id, "role": "member"}),
         (viewer.client, {"user_id": viewer.id, "scopes": ["instances:write"]}),
         (member.client, {"user_id": member.id, "role": "owner"}),
@@ -100,7 +100,7 @@ def test_a_key_has_at_most_its_creators_permissions(setup: Setup) -> None:
         *((client, {"scopes": [scope]}) for client in (member.client, setup.a.owner)
           for scope in ("admin", "metrics:read")),
     ]  # fmt: skip
-    for client, body in more:
+    for client, body in excessive:
         answer = client.post("/v1/api-keys", json={"name": "k", **body})
         assert answer.status_code in {403, 422}, (body, answer.text)
     assert make_key(member.client, user_id=member.id, role="member")["role"] == "member"
@@ -111,18 +111,18 @@ def test_an_owner_cannot_create_keys_for_non_members(setup: Setup) -> None:
         body = {"name": "k", "user_id": non_member, "role": "viewer"}
         problem(setup.a.owner.post("/v1/api-keys", json=body), 404, "not_found")
     for owner in (setup.a.owner, setup.b.owner):
-        mine = {
+        body = {
             "name": "k",
             "user_id": setup.a.people[Role.OWNER].id,
             "role": "owner",
             "project_id": setup.b.id,
         }
-        problem(owner.post("/v1/api-keys", json=mine), 404, "not_found")
+        problem(owner.post("/v1/api-keys", json=body), 404, "not_found")
 
 
 def test_an_admin_key_cannot_be_created_for_a_user_who_is_no_admin(setup: Setup) -> None:
-    nobody = setup.a.people[Role.VIEWER].id
-    body = {"name": "k", "user_id": nobody, "scopes": ["admin"]}
+    viewer = setup.a.people[Role.VIEWER].id
+    body = {"name": "k", "user_id": viewer, "scopes": ["admin"]}
     problem(setup.admin.post("/v1/api-keys", json=body), 404, "not_found")
 
 
@@ -162,10 +162,8 @@ def test_a_read_only_key_can_revoke_only_itself(setup: Setup) -> None:
     with _restricted_client(setup, "instances:read") as restricted:
         problem(restricted.delete(f"/v1/api-keys/{owner.key['id']}"), 403, "forbidden")
         # A key may revoke itself, since anyone who finds a leaked key should be able to.
-        assert (
-            restricted.delete(f"/v1/api-keys/{restricted.get('/v1/me').json()['key']['id']}").status_code
-            == 204
-        )
+        own_id = restricted.get("/v1/me").json()["key"]["id"]
+        assert restricted.delete(f"/v1/api-keys/{own_id}").status_code == 204
     assert owner.client.get("/v1/me").status_code == 200
 
 
@@ -178,13 +176,13 @@ def test_exec_needs_its_own_scope(setup: Setup, scope: str) -> None:
 
 
 def test_a_restricted_key_can_do_only_what_its_scopes_allow(setup: Setup) -> None:
-    with _restricted_client(setup, "instances:write") as writes:
-        made = writes.post("/v1/instances", json={"image": IMAGE, "node_selector": NOWHERE})
+    with _restricted_client(setup, "instances:write") as writer:
+        made = writer.post("/v1/instances", json={"image": IMAGE, "node_selector": NOWHERE})
         assert made.status_code == 201
-        problem(writes.get(f"/v1/instances/{made.json()['id']}"), 403, "forbidden")
-    with _restricted_client(setup, "usage:read") as counts:
-        problem(counts.get("/v1/instances"), 403, "forbidden")
-        problem(counts.post("/v1/instances", json={"image": IMAGE}), 403, "forbidden")
+        problem(writer.get(f"/v1/instances/{made.json()['id']}"), 403, "forbidden")
+    with _restricted_client(setup, "usage:read") as usage_reader:
+        problem(usage_reader.get("/v1/instances"), 403, "forbidden")
+        problem(usage_reader.post("/v1/instances", json={"image": IMAGE}), 403, "forbidden")
 
 
 @pytest.fixture
@@ -195,18 +193,19 @@ def tenant(setup: Setup, request: pytest.FixtureRequest) -> Any:
     made.close()
 
 
+# The time within which the loss of a permission takes effect.
 REVOCATION_S = 1.0
 
 
-@pytest.mark.parametrize("way", ["membership", "demotion", "user"])
-def test_a_personal_key_ends_with_its_users_role(setup: Setup, tenant: Tenant, way: str) -> None:
+@pytest.mark.parametrize("lost", ["membership", "role", "user"])
+def test_a_personal_key_loses_what_its_user_loses(setup: Setup, tenant: Tenant, lost: str) -> None:
     person = tenant.people[Role.MEMBER]
     member = f"/v1/projects/{tenant.id}/members/{person.id}"
     instance = setup.pending_instance(person.client)  # so that the key is cached
-    if way == "membership":
+    if lost == "membership":
         assert tenant.owner.delete(member).status_code == 204
         expected = 401
-    elif way == "demotion":
+    elif lost == "role":
         assert tenant.owner.put(member, json={"role": "viewer"}).status_code == 200
         expected = 403
     else:
@@ -246,7 +245,7 @@ def test_the_default_project_cannot_be_deleted_or_renamed(setup: Setup) -> None:
     default = setup.service.plane.identity.default_project_id
     path = f"/v1/projects/{default}"
     problem(setup.admin.delete(path), 409, "default_project")
-    # It is found by its name at each start: another project with that name would get what admins create.
+    # The server finds it by its name at each start: otherwise another project of that name would be used.
     problem(setup.admin.patch(path, json={"name": "main"}), 409, "default_project")
     assert setup.admin.patch(path, json={"name": "default", "labels": {}}).status_code == 200
 
@@ -287,7 +286,9 @@ def test_one_of_many_concurrent_creates_gets_a_unique_name(
 
 @pytest.mark.parametrize("path", ["/v1/instances", "/v1/api-keys", "/v1/secrets"])
 def test_nothing_remains_in_a_project_deleted_during_a_create(setup: Setup, path: str) -> None:
-    """Either the create comes first and is counted, or the project is gone."""
+    """A create that comes second gets 404. After one that comes first, an instance prevents the delete; keys
+    and secrets are deleted with the project.
+    """
     bodies: dict[str, Any] = {
         "/v1/instances": {"image": IMAGE, "node_selector": NOWHERE},
         "/v1/api-keys": {"name": "k", "role": "viewer"},
@@ -313,7 +314,7 @@ def test_nothing_remains_in_a_project_deleted_during_a_create(setup: Setup, path
             assert left == []
 
 
-def test_an_instance_deleted_during_its_creation_leaves_no_allocation(setup: Setup) -> None:
+def test_an_instance_deleted_while_it_starts_leaves_no_allocation(setup: Setup) -> None:
     selector = {"sandbox": "working"}
     for _ in range(5):
         made = setup.a.member.create(node_selector=selector, gpus={"count": 1})["id"]

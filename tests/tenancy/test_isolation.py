@@ -115,14 +115,14 @@ def test_nothing_is_created_in_another_project(setup: Setup, path: str) -> None:
         lambda setup: {"name": "a-waits"},
         lambda setup: {"label": "of:alpha"},
         lambda setup: {"state": "running"},
-        lambda _world: {},
+        lambda _setup: {},
     ],
     ids=["project_id", "node_id", "name", "label", "state", "none"],
 )
 def test_filters_find_only_the_callers_instances(setup: Setup, filters: Callable[[Setup], Any]) -> None:
-    answers = filters(setup)
-    assert setup.a.viewer.items("/v1/instances", **answers) != []
-    found = setup.b.owner.items("/v1/instances", **answers)
+    query = filters(setup)
+    assert setup.a.viewer.items("/v1/instances", **query) != []
+    found = setup.b.owner.items("/v1/instances", **query)
     assert [item for item in found if item["project_id"] != setup.b.id] == []
 
 
@@ -147,12 +147,12 @@ def test_lists_show_only_the_callers_resources(setup: Setup, path: str) -> None:
 
 
 def test_a_cursor_shows_only_the_callers_list(setup: Setup) -> None:
-    mine = setup.pending_instance(setup.b.member)
-    theirs = [setup.pending_instance() for _ in range(3)]
+    of_b = setup.pending_instance(setup.b.member)
+    of_a = [setup.pending_instance() for _ in range(3)]
     page = setup.a.owner.get("/v1/instances", params={"limit": 1}).json()
-    assert page["items"][0]["id"] == theirs[-1]
+    assert page["items"][0]["id"] == of_a[-1]
     shown = setup.b.owner.get("/v1/instances", params={"cursor": page["next_cursor"]}).json()
-    assert mine in {item["id"] for item in shown["items"]}
+    assert of_b in {item["id"] for item in shown["items"]}
     assert {item["project_id"] for item in shown["items"]} == {setup.b.id}
 
 
@@ -180,12 +180,12 @@ def _all_events(client: Client) -> list[dict[str, Any]]:
 
 
 def test_events_are_those_of_the_callers_project_without_nodes(setup: Setup) -> None:
-    mine = setup.pending_instance(setup.b.member)
-    own = {item["id"] for item in setup.a.owner.items("/v1/instances", limit=200)}
+    of_b = setup.pending_instance(setup.b.member)
+    of_a = {item["id"] for item in setup.a.owner.items("/v1/instances", limit=200)}
     events = _all_events(setup.b.viewer)
-    assert mine in {event["data"].get("instance_id") for event in events}
+    assert of_b in {event["data"].get("instance_id") for event in events}
     assert {event["type"] for event in events} == {"instance.state_changed"}
-    assert own.isdisjoint(event["data"]["instance_id"] for event in events)
+    assert of_a.isdisjoint(event["data"]["instance_id"] for event in events)
     assert {event["type"] for event in _all_events(setup.admin)} > {"instance.state_changed"}
     assert setup.b.viewer.items("/v1/events", after=events[-1]["seq"]) == []
 
@@ -207,10 +207,10 @@ def test_an_event_stream_has_only_the_callers_events(setup: Setup) -> None:
     thread = threading.Thread(target=follow)
     thread.start()
     assert opened.wait(10)
-    theirs, mine = setup.pending_instance(), setup.pending_instance(setup.b.member)
+    of_a, of_b = setup.pending_instance(), setup.pending_instance(setup.b.member)
     thread.join(20)
     assert len(received) == 1
-    assert (mine in received[0], theirs in received[0]) == (True, False)
+    assert (of_a in received[0], of_b in received[0]) == (False, True)
 
 
 def test_nodes_and_gpus_do_not_show_instances_of_other_projects(setup: Setup) -> None:
@@ -264,34 +264,34 @@ def _quarantine_a_gpu_of_a(setup: Setup) -> None:
     setup.admin.wait(made["id"], "scheduled")
     received = setup.wire.sync(instances=None)
     assignment = next(each for each in received.assignments if each.instance_id == made["id"])
-    # The test uses the node's first GPU.
+    # The tests below expect the node's first GPU.
     (uuid,) = assignment.gpu_uuids
     assert uuid == setup.wire.gpus[0].uuid
-    actual = {"uuid": uuid, "message": "processes are still on it: 47114711 (/home/alphas-program)"}
+    incident = {"uuid": uuid, "message": "processes are still on it: 47114711 (/home/alphas-program)"}
     setup.wire.sync(
         observed(assignment, "exited", exit_code=0),
         samples=[{"uuid": uuid, "index": 0, "sampled_at": "2026-11-22T08:00:00Z"}],
-        incidents=[{**actual, "id": "left", "code": "gpu_not_released"}],
-        faults=[{**actual, "id": "fault", "code": "xid_31", "count": 47114711}],
+        incidents=[{**incident, "id": "left", "code": "gpu_not_released"}],
+        faults=[{**incident, "id": "fault", "code": "xid_31", "count": 47114711}],
     )
 
 
 def test_no_answer_contains_data_of_another_tenant(setup: Setup) -> None:
-    """Searches distinctive values of A in everything that B's owner can read."""
+    """Looks for distinctive values of A in everything that B's owner can read."""
     _quarantine_a_gpu_of_a(setup)
     setup.a.member.create(
         name="alphas-work", image="alpha.example/alphas-image:1", labels={"alphas-label": "alphas-value"},
         env={"ALPHAS": "alphas-env"}, command=["alphas-command"], gpus={"count": 64}, priority=90,
     )  # fmt: skip
-    gone = {"alpha", "47114711", setup.a.id, setup.running, setup.pending}
-    gone |= {user.id for user in setup.a.people.values()} | {setup.a.service["id"]}
-    gone |= {user.key["prefix"] for user in setup.a.people.values()}
-    waits = setup.b.member.create(name="betas-work", gpus={"count": 64}, on_capacity="queue")
-    # It waits behind A's instance; the answers show this but not the instance.
-    assert wait_until(lambda: setup.b.owner.instance(waits["id"])["queue_position"]) >= 2
+    of_a = {"alpha", "47114711", setup.a.id, setup.running, setup.pending}
+    of_a |= {user.id for user in setup.a.people.values()} | {setup.a.service["id"]}
+    of_a |= {user.key["prefix"] for user in setup.a.people.values()}
+    waiting = setup.b.member.create(name="betas-work", gpus={"count": 64}, on_capacity="queue")
+    # B's instance waits behind A's; answers to B show that another one is ahead, but not which.
+    assert wait_until(lambda: setup.b.owner.instance(waiting["id"])["queue_position"]) >= 2
     paths = [
         *_readable_paths(setup),
-        *(f"/v1/instances/{waits['id']}{of}" for of in ("", "/explain", "/events")),
+        *(f"/v1/instances/{waiting['id']}{suffix}" for suffix in ("", "/explain", "/events")),
     ]
     assert len(paths) > 20
     for path in paths:
@@ -299,14 +299,14 @@ def test_no_answer_contains_data_of_another_tenant(setup: Setup) -> None:
             path, params={"email": "viewer@beta.example"} if path == "/v1/users" else {}
         )
         assert answer.status_code in {200, 403}, (path, answer.text)
-        assert [trace for trace in gone if trace in answer.text.replace(setup.service.url, "")] == [], path
+        assert [value for value in of_a if value in answer.text.replace(setup.service.url, "")] == [], path
     dry_run = setup.b.owner.post("/v1/instances?dry_run=true", json={"image": IMAGE, "gpus": {"count": 4}})
     rejected = setup.b.owner.post(
         "/v1/instances", json={"image": IMAGE, "gpus": {"count": 4, "model": "H100"}, "on_capacity": "fail",
                                "node_selector": {"sandbox": "working"}}
     )  # fmt: skip
     assert (dry_run.status_code, rejected.status_code) == (200, 409)
-    assert [trace for trace in gone if trace in dry_run.text + rejected.text] == []
+    assert [value for value in of_a if value in dry_run.text + rejected.text] == []
     # A's own members do see these values.
     for path in (f"/v1/gpus/{setup.wire.gpus[0].uuid}", f"/v1/gpus/{setup.wire.gpus[0].uuid}/incidents"):
         assert "alphas-program" in setup.a.viewer.get(path).text
@@ -314,7 +314,7 @@ def test_no_answer_contains_data_of_another_tenant(setup: Setup) -> None:
     assert "alphas-program" in setup.a.owner.get("/v1/events", params={"limit": 200}).text
     setup.admin.post(f"/v1/gpus/{setup.wire.gpus[0].uuid}/clear")
     assert "alphas-work" in setup.a.owner.get("/v1/instances").text
-    setup.b.member.delete(f"/v1/instances/{waits['id']}")
+    setup.b.member.delete(f"/v1/instances/{waiting['id']}")
 
 
 def test_two_projects_may_use_the_same_name(setup: Setup) -> None:
@@ -341,8 +341,8 @@ def test_a_node_reads_and_changes_only_its_own_instances_and_gpus(setup: Setup) 
         received = thief.sync()
         assert received.assignments == []
         # Its reports of an instance on another node change nothing.
-        actual = {"instance_id": setup.running, "attempt": 1, "phase": "exited", "exit_code": 1}
-        thief.sync({"container_id": "stolen", **actual})  # type: ignore[arg-type]
+        observation = {"instance_id": setup.running, "attempt": 1, "phase": "exited", "exit_code": 1}
+        thief.sync({"container_id": "stolen", **observation})  # type: ignore[arg-type]
         assert setup.admin.instance(setup.running)["state"] == "running"
         # Nor do its reports of another node's GPU.
         thief.gpus = [thief.gpus[0].model_copy(update={"uuid": setup.gpu})]

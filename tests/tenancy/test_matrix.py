@@ -20,8 +20,8 @@ from tests.tenancy.tenants import Setup
 # Pages of the documentation, which the OpenAPI document does not list.
 UNDOCUMENTED = {"docs", "asset"}
 FIRST_ERROR = 400
-# Audited actions that the rules of callers do not have: actions of nodes, and reads by admins
-AUDITED_READS_OF_ADMINS = {"get_instance_logs": "instance.read_logs"}  # in projects of others
+# Actions in the audit log that `RULES` does not name.
+AUDITED_READS_OF_ADMINS = {"get_instance_logs": "instance.read_logs"}  # in projects without the admin
 ACTIONS_OF_NODES = {"join_node": "node.join", "renew_node_credential": "node.renew_credential"}
 
 
@@ -60,8 +60,8 @@ def test_every_caller_gets_the_status_of_the_matrix(
     action = RULES[operation].action or ACTIONS_OF_NODES.get(operation)
     for caller, expected in MATRIX[operation].items():
         call = CALLS[operation](setup, caller)
-        streams = operation == "bring_stream" and caller == "node"
-        with awaited_stream(setup) if streams else nullcontext(call) as call:
+        brings_stream = operation == "bring_stream" and caller == "node"
+        with awaited_stream(setup) if brings_stream else nullcontext(call) as call:
             answer = call.send(
                 callers.clients[caller], method, path, X_Request_Id=_request_id(operation, caller)
             )
@@ -85,13 +85,13 @@ def _request_id(operation: str, caller: str) -> str:
 def _audited(setup: Setup, operation: str) -> list[tuple[str | None, str]]:
     """Request ID and action of each audit row of the requests for an operation."""
     with setup.service.plane.database.read() as session:
-        mine = AuditEntry.request_id.startswith(f"{operation}:")
-        rows = session.execute(select(AuditEntry.request_id, AuditEntry.action).where(mine)).all()
+        query = select(AuditEntry.request_id, AuditEntry.action)
+        rows = session.execute(query.where(AuditEntry.request_id.startswith(f"{operation}:"))).all()
     return sorted((request_id, action) for request_id, action in rows)
 
 
 def _restore(setup: Setup, operation: str) -> None:
-    """Restore the node for the next operations: schedulable and with the newest session."""
+    """Restore the wire node for the next operations: schedulable, not reserved, with the newest session."""
     if operation in {"cordon_node", "drain_node"}:
         setup.admin.post(f"/v1/nodes/{setup.wire.id}/uncordon")
     if operation == "update_node":

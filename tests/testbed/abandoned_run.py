@@ -1,4 +1,4 @@
-"""A test run that is killed with all parts running. `test_testbed` starts it and checks the cleanup."""
+"""A test run that kills itself while a node with a container runs. `test_testbed` checks the cleanup."""
 
 import os
 import signal

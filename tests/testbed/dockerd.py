@@ -48,14 +48,18 @@ STUBS = {
 class DockerNode:
     """One machine of the fleet, as far as Docker and the network are concerned.
 
-    containerd is a daemon of its own, as on any real node. Left to itself dockerd 20.10 would use the
-    system's containerd where one runs, and otherwise start one that dies together with it.
+    Each node has a containerd of its own, as real nodes have. By default, dockerd 20.10 would use the
+    system's containerd if one runs, and otherwise start a containerd that ends together with dockerd.
     """
 
     def __init__(
         self, workspace: Workspace, *, live_restore: bool = True, filesystem: str = "", size_mib: int = 1024
     ) -> None:
-        """Args: filesystem: of the daemon's data, in a file of this size; "": the machine's."""
+        """
+        Args:
+            filesystem: the type of a new filesystem for Docker's data, in a file of `size_mib`; "": the data
+                is on the machine's filesystem.
+        """
         self._workspace = workspace
         self._host = workspace.take_host()
         self._client: docker.DockerClient | None = None
@@ -84,7 +88,7 @@ class DockerNode:
 
     @property
     def client(self) -> docker.DockerClient:
-        """A client that is valid as long as the node, also across restarts of dockerd."""
+        """A client that can be used until the node is destroyed, also after a restart of dockerd."""
         if self._client is None:
             self._client = docker.DockerClient(base_url=self.url, timeout=CLIENT_TIMEOUT_S)
         return self._client
@@ -92,7 +96,7 @@ class DockerNode:
     def inside(self, *argv: str) -> list[str]:
         """The command that runs `argv` in the node's network.
 
-        Not `ip netns exec`: that mounts /sys anew, and dockerd then finds no devices control group.
+        Not `ip netns exec`, which mounts /sys again: dockerd then finds no devices control group.
         """
         return [program("nsenter"), f"--net={self.namespace}", *argv]
 
@@ -102,7 +106,7 @@ class DockerNode:
         if not self.containerd.running:
             self.containerd.start(lambda: _accepts(self.folder / "containerd.sock"))
         if not self.dockerd.running:
-            # Otherwise another process with the dead daemon's pid would be mistaken for it.
+            # If another process now has the pid in the file, dockerd would not start.
             self._pidfile.unlink(missing_ok=True)
             self.dockerd.start(lambda: _answers_ping(self.socket))
 

@@ -1,6 +1,6 @@
-"""Loop-mounted filesystems on which Docker can limit what a container writes.
+"""Loop-mounted filesystems for Docker's data. On btrfs and xfs, Docker can limit what a container writes.
 
-A mount must prove that the kernel lacks the feature. This is the only reason for which a test may be skipped
+A kernel that proves to lack the filesystem or its quotas is the only reason for which a test may be skipped
 under CI=true (docs/decisions/0015-disk.md).
 """
 
@@ -18,9 +18,9 @@ from tests.testbed.workspace import Workspace
 
 @dataclass(frozen=True)
 class Kind:
-    """How to make and mount a filesystem. `options` are required for limits."""
+    """How to make and mount a filesystem. `options` are the mount options that limits require."""
 
-    part: str
+    part: str  # of `parts.PARTS`
     make: tuple[str, ...]
     options: tuple[str, ...] = ()
 
@@ -33,7 +33,7 @@ KINDS = {
 
 
 def mount(kind: str, file: Path, size_mib: int, point: Path, *, options: tuple[str, ...] = ()) -> str:
-    """Make a filesystem in this file and mount it. Return the kernel's error, or ""."""
+    """Make a filesystem in this file and mount it. Return the error of `mount`, or ""."""
     with file.open("wb") as image:
         image.truncate(size_mib * 2**20)
     maker, *arguments = KINDS[kind].make
@@ -69,7 +69,7 @@ def require_filesystem(workspace: Workspace, kind: str) -> None:
 
 
 def _trial(workspace: Workspace, kind: str, options: tuple[str, ...]) -> str:
-    """Try to mount a filesystem, then remove it. Return the kernel's error, or ""."""
+    """Try to mount a filesystem, then remove it. Return the error of `mount`, or ""."""
     with TemporaryDirectory(dir=workspace.root) as name:
         folder = Path(name)
         why = mount(kind, folder / "image", 400, folder / "point", options=options)

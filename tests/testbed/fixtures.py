@@ -120,7 +120,7 @@ def busybox_image() -> str:
 
 @pytest.fixture(scope="session")
 def cuda_env_image() -> str:
-    """As `busybox_image`, with NVIDIA_VISIBLE_DEVICES=all baked in."""
+    """As `busybox_image`, with NVIDIA_VISIBLE_DEVICES=all in the image's environment."""
     return images.CUDA_ENV
 
 
@@ -135,7 +135,7 @@ def registry(workspace: Workspace) -> Iterator[Registry]:
 
 @pytest.fixture(scope="session")
 def private_registry(workspace: Workspace) -> Iterator[Registry]:
-    """A registry that requires a name and a password of `registry.PASSWORDS`."""
+    """A registry that requires a login with a name and password of `registry.PASSWORDS`."""
     require("registry")
     server = Registry(workspace, private=True)
     server.start()

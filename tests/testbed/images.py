@@ -11,12 +11,12 @@ import docker
 from tests.testbed.parts import program
 
 BUSYBOX = "mooring-test/busybox:1"
-# Like CUDA images: its container sees all GPUs of the machine unless the variable is overridden.
+# Has the variable of CUDA images: a container sees all GPUs of the machine unless the variable is overridden.
 CUDA_ENV = "mooring-test/cuda-env:1"
 BAKED_VARIABLE = "NVIDIA_VISIBLE_DEVICES=all"
 
-# The first process of a container gets no default signal handling from the kernel: a bare `sleep` would
-# ignore SIGTERM and every stop would last until the kill.
+# The kernel applies no default action of a signal to the first process of a container: `sleep` alone would
+# ignore SIGTERM, and every stop would last until SIGKILL.
 WAITER = "/bin/wait-for-term"
 WAITER_SCRIPT = b"#!/bin/sh\ntrap 'exit 0' TERM INT\nwhile :; do sleep 3600 & wait $!; done\n"
 COMMAND = f'CMD ["{WAITER}"]'

@@ -7,12 +7,12 @@
 set -euo pipefail
 
 export DEBIAN_FRONTEND=noninteractive
-# Debian keeps daemons in sbin and PostgreSQL's server outside PATH, also where the caller's PATH leaves them out.
+# Debian keeps daemons in the sbin folders, which the caller's PATH may lack.
 PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 POLICY=/usr/sbin/policy-rc.d
 NO_MAIN_CLUSTER=/etc/postgresql-common/createcluster.d/mooring-testbed.conf
 
-# The Debian packages whose part is not on this machine, one per line.
+# Prints the Debian packages of the programs that are not on this machine, one per line.
 missing_packages() {
     command -v dockerd >/dev/null && command -v containerd >/dev/null && command -v runc >/dev/null || echo docker.io
     command -v initdb >/dev/null || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || echo postgresql
@@ -38,22 +38,22 @@ is_debian() {
     [[ -r /etc/os-release ]] && grep -qE '^(ID|ID_LIKE)=.*debian' /etc/os-release && command -v apt-get >/dev/null
 }
 
-undo_holds() {
-    for hold in "${holds[@]}"; do rm -f "$hold"; done
+remove_policies() {
+    for policy in "${policies[@]}"; do rm -f "$policy"; done
 }
 
 # Keeps apt from starting services and from making the system's own PostgreSQL cluster, for this run only. A policy
 # that the machine already has is its owner's decision and stays in force.
-hold_services() {
-    holds=()
-    trap undo_holds EXIT
+add_policies() {
+    policies=()
+    trap remove_policies EXIT
     if [[ ! -e $POLICY ]]; then
-        holds+=("$POLICY")
+        policies+=("$POLICY")
         printf '#!/bin/sh\nexit 101\n' >"$POLICY"
         chmod 755 "$POLICY"
     fi
     if [[ ! -e $NO_MAIN_CLUSTER ]]; then
-        holds+=("$NO_MAIN_CLUSTER")
+        policies+=("$NO_MAIN_CLUSTER")
         mkdir -p "$(dirname "$NO_MAIN_CLUSTER")"
         echo 'create_main_cluster = false' >"$NO_MAIN_CLUSTER"
     fi
@@ -65,12 +65,12 @@ apt_install() {
 
 install_packages() {
     echo "tests/testbed/install.sh: installing $*"
-    hold_services
-    # The lists may be absent (a fresh container image) or stale (a version that the mirror has dropped).
+    add_policies
+    # apt's package lists may be absent (a fresh container image) or stale (a version that the mirror has dropped).
     apt_install "$@" || { apt-get update --quiet && apt_install "$@"; }
 }
 
-say_how_to_get() {
+print_missing() {
     {
         echo "tests/testbed/install.sh: these parts of the test bed are missing (Debian package names):"
         printf '    %s\n' "$@"
@@ -89,7 +89,7 @@ main() {
         install_packages "${packages[@]}"
         return
     fi
-    say_how_to_get "${packages[@]}"
+    print_missing "${packages[@]}"
     [[ ${CI:-} != true ]]
 }
 

@@ -66,9 +66,10 @@ def end_processes(name: str, folder: Path) -> None:
 
 
 def shim_sockets(folder: Path) -> list[Path]:
-    """containerd 1.6 has all shims' sockets in one folder. Only its state shows which are its own.
+    """Return the sockets of the shims of a node's containerd, from their state below the node's folder.
 
-    Call this before anything is killed: the state of a shim is removed when it dies.
+    containerd 1.6 has the sockets of all nodes' shims in one folder. Call this before anything is killed: the
+    state of a shim is removed when it ends.
     """
     addresses = [*folder.glob(SHIM_ADDRESSES), *folder.glob(f"*/{SHIM_ADDRESSES}")]
     return [Path(address.read_text().removeprefix("unix://")) for address in addresses]
@@ -88,8 +89,8 @@ def _in_control_groups(name: str) -> list[int]:
     pids: list[int] = []
     for top in _control_groups(name):
         for group in _with_subgroups(top):
-            _let_die(group)
-            # A group may be removed while it is read, and a threaded one cannot be read.
+            _thaw_and_unthrottle(group)
+            # A group may be removed meanwhile, and the processes of a threaded group cannot be read.
             with suppress(OSError):
                 pids += map(int, (group / "cgroup.procs").read_text().split())
     return [pid for pid in pids if pid]
@@ -100,8 +101,8 @@ def _with_subgroups(top: Path) -> list[Path]:
     return [Path(folder) for folder, _folders, _files in os.walk(top)]
 
 
-def _let_die(group: Path) -> None:
-    """Let SIGKILL end a paused container of cgroup v1, and a throttled one."""
+def _thaw_and_unthrottle(group: Path) -> None:
+    """Without this, SIGKILL would not end a paused container (cgroup v1) or a throttled one."""
     for name, value in (("freezer.state", "THAWED"), ("cpu.cfs_quota_us", "-1"), ("cpu.max", "max")):
         if (group / name).exists():
             with suppress(OSError):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# Debian's folders for daemons and PostgreSQL's server, which are often not in PATH, also for root.
+# Debian's folders for daemons and for PostgreSQL's server, which are often not in PATH, not even for root.
 SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 POSTGRES_FOLDERS = "/usr/lib/postgresql"
 

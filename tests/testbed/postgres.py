@@ -66,9 +66,9 @@ class PostgresCluster:
         self.daemon.stop(signal.SIGINT)
 
     def kill(self) -> None:
-        """Kill all its processes with SIGKILL: the next start recovers from the log.
+        """Kill all processes of the server with SIGKILL. The next start recovers from the log.
 
-        A backend that survives the server would still use its shared memory, and the next start would fail.
+        A backend that outlived the server would still use its shared memory, and the next start would fail.
         """
         kill_all(self._pids)
         self.daemon.kill()
@@ -99,10 +99,8 @@ class PostgresCluster:
         password = self._folder / "password"
         password.write_text(PASSWORD)
         if os.geteuid() == 0:
-            for path in (
-                self._folder,
-                password,
-            ):  # readable also with a strict umask
+            # Otherwise, with a strict umask, PostgreSQL's user could not read them.
+            for path in (self._folder, password):
                 shutil.chown(path, SYSTEM_USER, SYSTEM_USER)
         options = ["--auth=scram-sha-256", f"--username={ROLE}", f"--pwfile={password}", "--no-sync"]
         argv = [program("initdb"), f"--pgdata={self._data}", "--encoding=UTF8", "--locale=C", *options]
@@ -136,7 +134,7 @@ class PostgresCluster:
 
 
 def _as_owner(argv: Sequence[str]) -> list[str]:
-    """setpriv replaces itself with the program, so the pid is the server's."""
+    """The command that runs `argv` as PostgreSQL's user. `setpriv` executes it in its own process."""
     if os.geteuid() != 0:
         return list(argv)
     user = f"--reuid={SYSTEM_USER}"

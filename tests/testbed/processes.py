@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.testbed.waiting import wait_until
 
 LOG_TAIL_BYTES = 6000
-# Stopped, or dead already.
+# Of a thread in /proc: stopped (T), or dead (Z, X).
 STOPPED_STATES = "TZX"
 
 
@@ -40,8 +40,8 @@ class Daemon:
     def start(self, ready: Callable[[], bool], timeout_s: float = 30) -> None:
         """Run the program, and return once `ready` returns true.
 
-        It has its own session, so it does not get the Ctrl-C of pytest. Its children inherit its working
-        folder, by which a later run finds the processes of a killed run.
+        The program has a session of its own, so it does not get the Ctrl-C of pytest. Its children inherit
+        its working folder, by which a later run finds the processes of a killed run.
         """
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -109,7 +109,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _state(thread: Path) -> str:
-    """Return the field after the name, which is in parentheses and may contain some."""
+    """Return a thread's state: the field after the name, which is in parentheses and may contain more."""
     return (thread / "stat").read_text().rpartition(") ")[2][0]
 
 

@@ -21,7 +21,8 @@ CONFIGURATION = "application/vnd.docker.container.image.v1+json"
 LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 
 PASSWORDS = {"alice": "alice-keeps-this", "bob": "bob-keeps-that"}
-# The same as bcrypt hashes, the only format that the registry accepts; constants, to need no htpasswd.
+# The same passwords as bcrypt hashes, the only format that the registry accepts. As constants, they need no
+# `htpasswd` program.
 HTPASSWD = """\
 alice:$2b$04$AAJUEqTGuV1LmQHHV8hl0e0ZlksPpEmG/01K/wnmyUhY4.eMFQfHC
 bob:$2b$04$qu/lfxHp4.7lKEgpOe1FueTO6AepFCSxiVfk0B/NcY58TxrIzTJDq
@@ -31,7 +32,7 @@ bob:$2b$04$qu/lfxHp4.7lKEgpOe1FueTO6AepFCSxiVfk0B/NcY58TxrIzTJDq
 class Registry:
     """Debian's docker-registry. Nodes pull from its subnet over plain HTTP (insecure registries).
 
-    A private registry requires a login of PASSWORDS, and allows each login to read all images.
+    A private registry requires a login with one of PASSWORDS; each of them may read all images.
     """
 
     def __init__(self, workspace: Workspace, *, private: bool = False) -> None:
@@ -72,16 +73,19 @@ class Registry:
         edition: int = 1,
         zeros_bytes: int = 0,
     ) -> str:
-        """Publish busybox with `extra_layers` more layers of noise. Return its reference.
+        """Publish busybox with `extra_layers` more layers of random bytes. Return the image's reference.
 
-        The noise does not compress, so a pull downloads its full size. It depends on the name, so that images
-        share no such layer. Another edition moves the tag to another image. `zeros_bytes` adds a layer that
-        is tiny until it is unpacked.
+        Random bytes do not compress, so a pull downloads their full size. They depend on the image's name, so
+        that images share no such layer.
+
+        Args:
+            edition: another number moves the tag to another image.
+            zeros_bytes: adds a layer of this size that is tiny until it is unpacked.
         """
-        noise = random.Random(f"{repository}:{tag}" + "*" * (edition - 1))
+        random_bytes = random.Random(f"{repository}:{tag}" + "*" * (edition - 1))
         layers = [images.busybox_layer()]
         for number in range(extra_layers):
-            layers.append(images.single_file_layer(f"layer-{number}", noise.randbytes(layer_bytes)))
+            layers.append(images.single_file_layer(f"layer-{number}", random_bytes.randbytes(layer_bytes)))
         if zeros_bytes:
             layers.append(images.single_file_layer("zeros", bytes(zeros_bytes)))
         with self._client() as client:

@@ -15,16 +15,17 @@ from typing import Any, Literal, cast
 from tests.testbed.registry import CONFIGURATION, LAYER, MANIFEST
 
 LAYER_BYTES = 64 * 2**20
-LAYERS = 3  # as many as dockerd downloads at a time, for all of its users together
+LAYERS = 3  # as many as dockerd downloads at a time, for all pulls together
 
 
 @dataclass
 class SlowRegistry:
-    """The configuration of the registry, and its open requests.
+    """The configuration of the registry, and its requests.
 
     Attributes:
-        silent_at: `manifests` never answers; `layers` sends `bytes_per_s` of each layer.
+        silent_at: what it does not send: no manifest, or of each layer only `bytes_per_s`.
         waiting: the paths of the open requests.
+        requested: the paths of all requests so far.
     """
 
     address: str
@@ -37,7 +38,7 @@ class SlowRegistry:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def image(self, name: str) -> str:
-        """Return a reference to an image that never arrives. Each has its own layers."""
+        """Return the reference of an image that cannot be pulled to its end. Each name has its own layers."""
         return f"{self.address}:{self.port}/{name}:1"
 
     def pulls(self) -> int:

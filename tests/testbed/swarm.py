@@ -34,7 +34,7 @@ class Swarm:
         )
 
     def clear(self) -> None:
-        """Remove all containers and networks from both nodes, except Docker's own."""
+        """Remove all containers from both nodes, and all networks but Docker's own."""
         for node in reversed(self.nodes):
             node.remove_containers()
 

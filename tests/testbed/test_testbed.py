@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import signal
 import socketserver
 import subprocess
 import sys
@@ -53,7 +54,8 @@ def run(node: DockerNode, image: str, command: str | list[str] | None = None, **
 def shell(node: DockerNode, image: str, script: str, **options: Any) -> str:
     """Run a container to its end, and return its output.
 
-    Read once it has ended: dockerd 20.10 often drops a last line without a line feed from a followed log.
+    The log is read after the end: a followed log of dockerd 20.10 often lacks a last line that has no line
+    feed.
     """
     container = run(node, image, ["sh", "-c", script], **options)
     container.wait()
@@ -113,8 +115,8 @@ class TestDevices:
 
     def test_the_toolkit_has_a_version(self, node: DockerNode) -> None:
         argv = node.inside("nvidia-ctk", "--version")
-        told = subprocess.run(argv, env=node.environment, capture_output=True, text=True, check=True).stdout
-        assert told == f"NVIDIA Container Toolkit CLI version {TOOLKIT_VERSION}\n"
+        done = subprocess.run(argv, env=node.environment, capture_output=True, text=True, check=True)
+        assert done.stdout == f"NVIDIA Container Toolkit CLI version {TOOLKIT_VERSION}\n"
 
 
 class TestImages:
@@ -177,7 +179,7 @@ class TestNetwork:
     def test_the_root_side_reaches_published_ports(
         self, two_nodes: list[DockerNode], busybox_image: str
     ) -> None:
-        """Both use the same fixed port, in separate namespaces."""
+        """Both nodes publish the same port, in separate namespaces."""
         for node in two_nodes:
             run(node, busybox_image, f"sh -c '{HTTPD}'", ports={f"{CONTAINER_PORT}/tcp": 18080})
         for node in two_nodes:
@@ -288,7 +290,7 @@ class TestCleaning:
         run = subprocess.run(
             [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
         )
-        assert run.returncode == -9, run.stderr
+        assert run.returncode == -signal.SIGKILL, run.stderr
         folder, *pids = run.stdout.split()
         assert all(is_alive(int(pid)) for pid in pids)
         assert remains(Path(folder).name, Path(folder)) != []
@@ -312,8 +314,8 @@ class TestRegistry:
         reference = registry.add_image("progress", extra_layers=3, layer_bytes=4 * MEGABYTE)
         lines = list(node.client.api.pull(reference, stream=True, decode=True))
         # Docker shows no "Downloading" for a fast layer, and the base layer may be on the node.
-        there = {"Pull complete", "Already exists"}
-        assert len({line["id"] for line in lines if line["status"] in there}) == 4
+        complete = {"Pull complete", "Already exists"}
+        assert len({line["id"] for line in lines if line["status"] in complete}) == 4
         totals = [line["progressDetail"]["total"] for line in lines if line["status"] == "Downloading"]
         assert max(totals) > 4 * MEGABYTE
         assert f"Digest: {registry.digest(reference)}" in [line["status"] for line in lines]
@@ -400,19 +402,19 @@ class TestPostgres:
 
 class TestMissingParts:
     @pytest.fixture
-    def nowhere(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def without_programs(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(parts, "search_path", lambda: "/nonexistent")
         parts.missing.cache_clear()
         yield
         parts.missing.cache_clear()
 
-    @pytest.mark.usefixtures("nowhere")
+    @pytest.mark.usefixtures("without_programs")
     def test_a_missing_part_skips_the_test_outside_ci(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("CI", raising=False)
         with pytest.raises(pytest.skip.Exception, match="not installed: gcc"):
             parts.require("compiler")
 
-    @pytest.mark.usefixtures("nowhere")
+    @pytest.mark.usefixtures("without_programs")
     def test_a_missing_part_fails_the_test_in_ci(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CI", "true")
         with pytest.raises(pytest.fail.Exception, match="not installed: initdb, postgres, setpriv"):
@@ -420,7 +422,7 @@ class TestMissingParts:
 
 
 class TestWorkspaces:
-    def test_two_workspaces_share_nothing(self, workspace: Workspace) -> None:
+    def test_two_workspaces_have_different_folders_subnets_and_prefixes(self, workspace: Workspace) -> None:
         other = Workspace()
         try:
             assert other.root != workspace.root

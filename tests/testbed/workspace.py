@@ -60,7 +60,7 @@ class Workspace:
     def take_port(self) -> int:
         """Reserve a port of this slot, until `give_back_port`.
 
-        It is below the kernel's ephemeral range, so it is still free when a daemon is restarted.
+        The port is below the kernel's ephemeral range, so it is still free when a daemon is restarted.
         """
         port = next(port for port in self._free_ports if _is_free(port))
         self._free_ports.remove(port)
@@ -81,7 +81,7 @@ class Workspace:
 
 
 def _claim() -> tuple[int, IO[str]]:
-    """Lock the first free slot. Remove the remains of dead runs in all slots."""
+    """Remove the remains of killed runs in all slots, then lock the first free slot."""
     for slot in _slots_in_use():
         lock = _try_lock(slot)
         if lock is not None:

@@ -1,4 +1,4 @@
-"""Invariants that always hold: the API, the database and Docker agree."""
+"""Invariants that hold whenever no operation is in progress: the API, the database and Docker agree."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -20,7 +20,14 @@ SETTLED = {"pending", "running", "stopped", "succeeded", "failed"}
 
 @dataclass(frozen=True)
 class Found:
-    """One container as Docker describes it."""
+    """A container as Docker describes it.
+
+    Attributes:
+        instance: the ID in Mooring's label; "" without the label.
+        requested: the UUIDs of its GPUs in Docker's device requests.
+        labelled: the UUIDs of its GPUs in Mooring's label.
+        visible: the value of NVIDIA_VISIBLE_DEVICES.
+    """
 
     node: str
     id: str
@@ -94,8 +101,8 @@ class Invariants:
         self._foreign = set(foreign)
         self.problems: list[str] = []
 
-    def unmet(self) -> list[str]:
-        """The violations now. Operations in progress count as well, so wait until there are none."""
+    def check(self) -> list[str]:
+        """The violations now. An operation in progress is one, so call this until there are none."""
         self.problems = []
         before = all_instances(self._admin)
         gpus = {gpu["uuid"]: gpu for gpu in self._admin.items("/v1/gpus", limit=200)}
@@ -118,7 +125,7 @@ class Invariants:
             self.problems.append(text)
 
     def _containers(self, containers: list[Found]) -> None:
-        """I1 and I4 as Docker reports them."""
+        """A GPU is in one running container, and an instance has one."""
         holders: dict[str, list[str]] = defaultdict(list)
         running: dict[str, list[str]] = defaultdict(list)
         for found in containers:
@@ -128,33 +135,35 @@ class Invariants:
                     holders[uuid].append(found.name)
                 if found.instance:
                     running[found.instance].append(found.name)
-                seen = ",".join(found.requested) or "void"
+                expected = ",".join(found.requested) or "void"
                 visible = ",".join(sorted(found.visible.split(",")))
                 self._require(
-                    visible == seen or found.name in self._foreign, f"{found.name} sees {found.visible}"
+                    visible == expected or found.name in self._foreign, f"{found.name} sees {found.visible}"
                 )
         for uuid, names in holders.items():
-            self._require(len(names) == 1, f"I1: {uuid} is in {names}")
+            self._require(len(names) == 1, f"{uuid} is in several containers: {names}")
         for instance, names in running.items():
-            self._require(len(names) == 1, f"I4: {instance} runs as {names}")
+            self._require(len(names) == 1, f"{instance} has several running containers: {names}")
 
     def _instance(self, instance: dict[str, Any], containers: list[Found]) -> None:
-        who, state = f"{instance['name']} ({instance['id']}, {instance['state']})", instance["state"]
-        self._require(state in SETTLED, f"{who} is in transition: {instance['reason']}")
+        name, state = f"{instance['name']} ({instance['id']}, {instance['state']})", instance["state"]
+        self._require(state in SETTLED, f"{name} is in transition: {instance['reason']}")
         devices = tuple(sorted(device["uuid"] for device in instance["devices"]))
         if state == "running":
-            exact = [
+            actual = [
                 (found.id, found.attempt, found.runs, found.requested, found.node) for found in containers
             ]
-            wanted = (
+            expected = (
                 instance["container_id"], instance["attempt"], True, devices, instance["node_name"],
             )  # fmt: skip
-            self._require(exact == [wanted], f"{who} should be {wanted} and is {exact}")
-            self._require(len(devices) == instance["gpus"]["count"], f"{who} holds {devices}")
+            self._require(actual == [expected], f"{name} should be {expected} and is {actual}")
+            self._require(len(devices) == instance["gpus"]["count"], f"{name} holds {devices}")
             return
-        self._require(not devices, f"{who} holds {devices}")
-        self._require(not any(found.runs for found in containers), f"{who} has running {containers}")
-        self._require(len(containers) <= (state != "pending"), f"{who} has {containers}")
+        self._require(not devices, f"{name} holds {devices}")
+        self._require(not any(found.runs for found in containers), f"{name} has running {containers}")
+        # An instance that has run keeps its last container, for its logs.
+        most = 0 if state == "pending" else 1
+        self._require(len(containers) <= most, f"{name} has {containers}")
 
     def _leftovers(self, instances: dict[str, dict[str, Any]], containers: list[Found]) -> None:
         for found in containers:
@@ -162,9 +171,11 @@ class Invariants:
             self._require(known, f"left over on {found.node}: {found.name}, {found.status}")
 
     def _gpus(self, instances: dict[str, dict[str, Any]], gpus: dict[str, dict[str, Any]]) -> None:
-        held = {uuid: gpu["instance_id"] for uuid, gpu in gpus.items() if gpu["instance_id"]}
-        given = {device["uuid"]: item["id"] for item in instances.values() for device in item["devices"]}
-        self._require(held == given, f"GPUs are held by {held}, instances hold {given}")
+        by_gpu = {uuid: gpu["instance_id"] for uuid, gpu in gpus.items() if gpu["instance_id"]}
+        by_instance = {
+            device["uuid"]: item["id"] for item in instances.values() for device in item["devices"]
+        }
+        self._require(by_gpu == by_instance, f"GPUs show {by_gpu}, instances show {by_instance}")
 
     def _database(self, instances: dict[str, dict[str, Any]], gpus: dict[str, dict[str, Any]]) -> None:
         engine = create_engine(normalized(self._database_url))
@@ -181,39 +192,41 @@ class Invariants:
         held: dict[str, str] = {}
         order = (tables.Allocation.gpu_uuid, tables.Allocation.id)
         for row in session.scalars(select(tables.Allocation).order_by(*order)):
-            self._require(row.gpu_uuid not in held, f"I1: {row.gpu_uuid} was allocated twice")
+            self._require(row.gpu_uuid not in held, f"{row.gpu_uuid} was allocated twice")
             last = ended.get(row.gpu_uuid)
-            self._require(last is None or row.from_at >= last, f"I8: intervals of {row.gpu_uuid} overlap")
+            self._require(last is None or row.from_at >= last, f"intervals of {row.gpu_uuid} overlap")
             if row.to_at is None:
                 held[row.gpu_uuid] = row.instance_id
             else:
-                self._require(row.to_at >= row.from_at, f"I8: an interval of {row.gpu_uuid} is negative")
+                self._require(row.to_at >= row.from_at, f"an interval of {row.gpu_uuid} is negative")
                 ended[row.gpu_uuid] = row.to_at
         shown = {uuid: gpu["instance_id"] for uuid, gpu in gpus.items() if gpu["instance_id"]}
         self._require(held == shown, f"the ledger says {held}, the API {shown}")
 
     def _history(self, session: Session, instances: dict[str, dict[str, Any]]) -> None:
-        """I6, I13: each state change is one event, in version order, and an allowed transition."""
+        """Each state change is one event, in version order, and an allowed transition."""
         last: dict[str, tuple[str | None, int]] = {}
         changes = select(tables.Event).where(tables.Event.type == "instance.state_changed")
         for event in session.scalars(changes.order_by(tables.Event.seq)):
-            who, data = event.instance_id or "", event.data
-            state, version = last.get(who, (None, 0))
-            self._require(data["from"] == state, f"I13: {who} was {state}, its next event says {data}")
-            self._require(data["version"] > version, f"I6: versions of {who} go back: {data}")
+            instance_id, data = event.instance_id or "", event.data
+            state, version = last.get(instance_id, (None, 0))
+            self._require(data["from"] == state, f"{instance_id} was {state}, its next event says {data}")
+            self._require(data["version"] > version, f"versions of {instance_id} go back: {data}")
             allowed = state is None or State(data["to"]) in TRANSITIONS[State(state)]
-            self._require(allowed, f"I6: {who} went from {state} to {data['to']}")
-            last[who] = data["to"], data["version"]
+            self._require(allowed, f"{instance_id} went from {state} to {data['to']}")
+            last[instance_id] = data["to"], data["version"]
         for row in session.scalars(select(tables.Instance)):
             shown = instances.get(row.id)
             self._require(
-                last[row.id][0] == row.state, f"I13: {row.id} is {row.state}, its events {last[row.id]}"
+                last[row.id][0] == row.state, f"{row.id} is {row.state}, its last event says {last[row.id]}"
             )
             self._require(
-                (shown is not None) == (row.deleted_at is None), f"I2: {row.id} is not what is shown"
+                (shown is not None) == (row.deleted_at is None),
+                f"{row.id} was deleted at {row.deleted_at}, and the API shows {shown}",
             )
-            gone = row.deleted_at is not None and row.state is State.DELETED
-            self._require(gone or row.deleted_at is None, f"{row.id} is deleted and {row.state}")
             self._require(
-                row.state not in HOLDS_GPUS or row.node_id is not None, f"{row.id} is {row.state} nowhere"
+                row.deleted_at is None or row.state is State.DELETED, f"{row.id} is deleted and {row.state}"
+            )
+            self._require(
+                row.state not in HOLDS_GPUS or row.node_id is not None, f"{row.id} is {row.state} on no node"
             )

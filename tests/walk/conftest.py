@@ -17,7 +17,7 @@ from tests.testbed.workspace import Workspace
 from tests.walk.checker import Found, Invariants, all_instances, containers_on
 from tests.walk.product import AgentProcess, ServerProcess
 
-SETTLE_S = 60  # I12
+SETTLE_S = 60  # the time within which all operations in progress end
 
 
 class Cluster:
@@ -30,6 +30,7 @@ class Cluster:
         self.agents = [AgentProcess(node, server, folder / node.name) for node in nodes]
         self.foreign: set[str] = set()
         for agent in self.agents:
+            agent.forked = True
             agent.start()
         self.ready()
 
@@ -76,9 +77,9 @@ class Cluster:
         """Wait until the invariants hold."""
         invariants = self.invariants()
         try:
-            wait_until(lambda: not invariants.unmet(), within_s, 0.1)
+            wait_until(lambda: not invariants.check(), within_s, 0.1)
         except AssertionError:
-            raise AssertionError("\n".join(invariants.problems or invariants.unmet())) from None
+            raise AssertionError("\n".join(invariants.problems or invariants.check())) from None
 
     def clear(self) -> None:
         """Delete every instance, and check that nothing remains."""
@@ -107,12 +108,13 @@ NewServer = Callable[..., ServerProcess]
 def new_server(
     workspace: Workspace, root_address: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[NewServer]:
-    """Servers with their own settings, not started."""
+    """Makes servers with settings of their own; the caller starts them."""
     made: list[tuple[ServerProcess, int]] = []
 
     def new(**settings: str) -> ServerProcess:
         port = workspace.take_port()
         server = ServerProcess(tmp_path_factory.mktemp("server"), root_address, port, **settings)
+        server.forked = True
         made.append((server, port))
         return server
 

@@ -14,6 +14,7 @@ from tests.service import ADMIN_KEY, Client
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.nvml.standin import NvmlStandin
 from tests.testbed.waiting import wait_until
+from tests.walk.forked import ForkedProcess
 from tests.walk.proxy import EngineProxy
 
 MOORING = [sys.executable, "-m", "mooring.cli"]
@@ -29,11 +30,23 @@ def clean_environment() -> dict[str, str]:
 
 
 class Program:
-    """One `mooring` process, whose output goes to a file."""
+    """One `mooring` process, whose output goes to a file.
 
-    def __init__(self, argv: list[str], environment: dict[str, str], log: Path) -> None:
-        self.argv, self.environment, self.log = argv, environment, log
-        self._process: subprocess.Popen[bytes] | None = None
+    Args:
+        command: the arguments of `mooring`.
+        node: runs the process in its network; None: in this process's.
+
+    Attributes:
+        forked: whether it starts as a fork, without importing the product again; not for measurements.
+    """
+
+    def __init__(
+        self, command: list[str], environment: dict[str, str], log: Path, node: DockerNode | None = None
+    ) -> None:
+        self.command, self.environment, self.log = command, environment, log
+        self.forked = False
+        self._node = node
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     @property
     def pid(self) -> int:
@@ -45,9 +58,18 @@ class Program:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
+        if self.forked:
+            network = self._node.namespace if self._node else None
+            self._process = ForkedProcess(self.command, self.environment, self.log, network)
+            return
+        argv = [*MOORING, *self.command]
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                self.argv, env=self.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                self._node.inside(*argv) if self._node else argv,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
             )
 
     def kill(self) -> None:
@@ -101,13 +123,13 @@ class ServerProcess(Program):
             "MOORING_DATA_DIR": str(folder),
             "MOORING_HOST": host,
             "MOORING_PORT": str(port),
-            "MOORING_BEHIND_TLS_PROXY": "true",  # the network has only namespaces of this machine
+            "MOORING_BEHIND_TLS_PROXY": "true",  # plain HTTP; the network does not leave this machine
             "MOORING_BOOTSTRAP_ADMIN_KEY": ADMIN_KEY,
             "MOORING_REPORT_INTERVAL_S": "1",
             "MOORING_ALLOWED_REGISTRIES": host,  # where the registries of the test bed are
             **settings,
         }
-        super().__init__([*MOORING, "server"], environment, folder / "server.log")
+        super().__init__(["server"], environment, folder / "server.log")
         folder.mkdir(parents=True, exist_ok=True)
         self.url = f"http://{host}:{port}"
         self.database_url = settings.get("MOORING_DATABASE_URL", f"sqlite:///{folder / 'mooring.db'}")
@@ -123,7 +145,7 @@ class ServerProcess(Program):
     def _is_ready(self) -> bool:
         assert self.running, self.tail()
         try:
-            # Loading CA certificates at every try would use the CPU that the server starts on.
+            # Without `verify=False`, each call would load CA certificates, and so delay the server's start.
             return httpx.get(f"{self.url}/readyz", verify=False).status_code == 200
         except httpx.TransportError:
             return False
@@ -132,7 +154,7 @@ class ServerProcess(Program):
 class AgentProcess(Program):
     """`mooring agent` on a node of the test bed, with the NVML stand-in for its GPUs.
 
-    It reaches Docker through `engine`, with which a test can intercept single calls.
+    The agent reaches Docker through the proxy `engine`, with which a test can intercept single calls.
     """
 
     def __init__(
@@ -157,7 +179,7 @@ class AgentProcess(Program):
             "MOORING_ALLOW_UNSAFE_VERSIONS": "true",
             **settings,
         }
-        super().__init__(node.inside(*MOORING, "agent"), environment, folder / "agent.log")
+        super().__init__(["agent"], environment, folder / "agent.log", node)
         with server.client as admin:
             self.environment["MOORING_JOIN_TOKEN"] = join_token(admin)
 

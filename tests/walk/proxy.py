@@ -15,7 +15,7 @@ _NUMBERS = itertools.count(1)
 
 
 class EngineProxy:
-    """A Unix socket that forwards to dockerd, and runs a test's actions at the calls it names."""
+    """A Unix socket that forwards calls to dockerd. A test can run an action before or after one of them."""
 
     def __init__(self, node: DockerNode) -> None:
         self._node = node
@@ -64,8 +64,8 @@ class EngineProxy:
         self._threads.append(threading.Thread(target=target, daemon=True))
         self._threads[-1].start()
 
-    def _asked(self, request: bytes) -> Action | None:
-        """Run the actions before a request; returns the action to run before its answer is forwarded."""
+    def _before_request(self, request: bytes) -> Action | None:
+        """Run the action before a request. Return the action to run before its answer is forwarded."""
         before = self._take("_before", request)
         if before is not None:
             before()
@@ -106,7 +106,7 @@ class _Pair:
     def _requests(self, engine: socket.socket) -> None:
         with suppress(OSError):
             while chunk := self._client.recv(_CHUNK):
-                self._before_answer = self._proxy._asked(chunk) or self._before_answer
+                self._before_answer = self._proxy._before_request(chunk) or self._before_answer
                 engine.sendall(chunk)
         with suppress(OSError):
             engine.shutdown(socket.SHUT_WR)

@@ -1,4 +1,4 @@
-"""SIGKILL of the control plane at every step: nothing acknowledged is lost or runs twice."""
+"""SIGKILL of the control plane at several steps: no acknowledged create is lost, and nothing runs twice."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -13,22 +13,22 @@ from tests.testbed.registry import Registry
 from tests.testbed.waiting import wait_until
 from tests.walk.checker import all_instances
 from tests.walk.conftest import Cluster
-from tests.walk.test_operations import IGNORES_TERM, SMALL, freeze_in_mid_pull, gone, holders
+from tests.walk.test_operations import IGNORES_TERM, SMALL, await_deletion, freeze_in_mid_pull, holders
 
 pytestmark = [
     pytest.mark.parametrize("shared_cluster", ["sqlite", "postgresql"], indirect=True, scope="module"),
     pytest.mark.timeout(300),  # several long waits may follow one another
 ]
 
-READY_WITHIN_S = 5
+READY_WITHIN_CPU_S = 3
 PATIENCE_S = 60
 
 
 def kill_and_start(cluster: Cluster) -> None:
-    """Kill and start the server, and check the CPU time of its start."""
+    """Kill and start the server, and check the CPU time that it needs until it is ready."""
     cluster.server.kill()
     cluster.server.start(PATIENCE_S)
-    assert cluster.server.processor_s() < READY_WITHIN_S
+    assert cluster.server.processor_s() < READY_WITHIN_CPU_S
 
 
 @pytest.fixture
@@ -44,6 +44,7 @@ def unaffected(admin: Client, cluster: Cluster) -> Iterator[None]:
     )
     assert {instance_id: cluster.container({"id": instance_id}) for instance_id in before} == before
     for instance_id in before:
+        # A change of the reason while an instance is starting is an event too.
         states = [event["data"]["to"] for event in admin.items(f"/v1/instances/{instance_id}/events")]
         assert states == ["pending", "scheduled", *(["starting"] * (len(states) - 3)), "running"]
 
@@ -93,20 +94,20 @@ def test_a_crash_while_instances_end(admin: Client, cluster: Cluster) -> None:
         admin.post(f"/v1/instances/{instance['id']}/stop", json={"timeout_s": 5})
     admin.delete(f"/v1/instances/{deleted['id']}")
     kill_and_start(cluster)
-    held = holders(admin)  # before checking the running ones, which may end at any time
+    held = holders(admin)  # read before the containers, which may end at any time
     assert {found.instance for found in cluster.containers() if found.runs} <= held
     assert admin.wait(stopped["id"], "stopped")["exit_code"] == 137
-    gone(admin, deleted)
+    await_deletion(admin, deleted)
 
 
 class Clients:
     """Users who create instances, and repeat unanswered calls with the same key, until stopped."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._world = cluster
+        self._cluster = cluster
         self._ended = threading.Event()
         self.acknowledged: dict[str, str] = {}  # name -> id
-        self.asked: list[str] = []
+        self.requested: list[str] = []  # names
         self._threads = [threading.Thread(target=self._use) for _ in range(4)]
 
     def start(self) -> None:
@@ -120,10 +121,10 @@ class Clients:
             assert not thread.is_alive()
 
     def _use(self) -> None:
-        with self._world.server.client as client:
+        with self._cluster.server.client as client:
             while not self._ended.is_set():
                 name = f"storm-{uuid4().hex[:12]}"
-                self.asked.append(name)
+                self.requested.append(name)
                 self.acknowledged[name] = wait_until(self._creating(client, name), PATIENCE_S, 0.05)
 
     def _creating(self, client: Client, name: str) -> Callable[[], str | None]:
@@ -153,14 +154,14 @@ def test_a_crash_during_many_creates(admin: Client, cluster: Cluster) -> None:
     clients.start()
     try:
         for _ in range(3):
-            more = len(clients.acknowledged) + 8
-            wait_until(lambda: len(clients.acknowledged) >= more, PATIENCE_S)  # noqa: B023 - used at once
+            enough = len(clients.acknowledged) + 8
+            wait_until(lambda: len(clients.acknowledged) >= enough, PATIENCE_S)  # noqa: B023 - used at once
             kill_and_start(cluster)
     finally:
         clients.end()
     shown = {item["name"]: item["id"] for item in all_instances(admin).values() if "storm" in item["name"]}
     assert shown == clients.acknowledged
-    assert set(shown) == set(clients.asked)
+    assert set(shown) == set(clients.requested)
     cluster.check()
     # Instances are pending, so no GPU stays free.
     wait_until(lambda: all(gpu["instance_id"] for gpu in admin.items("/v1/gpus", limit=200)), PATIENCE_S)

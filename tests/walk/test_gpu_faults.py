@@ -23,7 +23,8 @@ from tests.testbed.waiting import wait_until
 
 WITHIN_S = 6.0
 GPUS = 8
-# The stand-in reports XIDs in the order of its configuration, so each case adds to those before.
+# Directives of the stand-in for one GPU, the code of the fault, and NVIDIA's action. The stand-in reports
+# faults in the order of its configuration, so each case is appended to the ones before.
 FATAL = [
     ("xid {gpu} 79", "xid_79", "reboot"),
     ("xid {gpu} 109", "xid_109", "reset"),
@@ -44,7 +45,8 @@ class Node:
         answer = self.client.get(f"/v1/gpus/{uuid_of(index)}")
         return dict(answer.json()) if answer.status_code == 200 else {}
 
-    def told(self, instance_id: str) -> list[tuple[str, str, str, str]]:
+    def gpu_events(self, instance_id: str) -> list[tuple[str, str, str, str]]:
+        """Type, GPU, code and action of the events about an instance's GPUs."""
         return [
             (
                 event["type"],
@@ -83,7 +85,7 @@ def _agent(client: Client, nvml: NvmlStandin, folder: Path) -> Iterator[None]:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    """Reports as in production: every 5 s, and samples every second."""
+    """A node with the intervals of production: a report every 5 s, and a sample every second."""
     with ExitStack() as stack:
         settings = settings_for(
             f"sqlite:///{tmp_path / 'mooring.db'}", tmp_path / "data", report_interval_s=5.0
@@ -109,7 +111,7 @@ def test_each_error_that_needs_a_reset_or_reboot_quarantines_within_six_seconds(
         shown = node.gpu(gpu)
         assert (shown["health"], shown["placement"]) == ("quarantined", "none")
         assert code in {each["code"] for each in shown["conditions"]}
-        assert ("instance.gpu_unhealthy", uuid_of(gpu), code, action) in node.told(instance)
+        assert ("instance.gpu_unhealthy", uuid_of(gpu), code, action) in node.gpu_events(instance)
     assert node.gpu(GPUS - 1)["health"] == "healthy"
 
 
@@ -121,22 +123,21 @@ def test_ten_thousand_application_faults_quarantine_no_gpu(node: Node) -> None:
     node.nvml.write(f"gpus {GPUS}", *flood, "set 3 remap_pending 1", "xid 5 109")
 
     def counted() -> bool:
-        conditions = [node.gpu(gpu)["conditions"] for gpu in range(GPUS)]
-        found = (each["count"] for of in conditions for each in of if each["severity"] == "info")
-        return sum(map(int, found)) == 10_000
+        conditions = [each for gpu in range(GPUS) for each in node.gpu(gpu)["conditions"]]
+        return sum(int(each["count"]) for each in conditions if each["severity"] == "info") == 10_000
 
     wait_until(counted, timeout_s=40)
     # The hardware error and the warning are reported at the end of the flood.
     wait_until(lambda: node.gpu(5)["health"] == "quarantined", timeout_s=20)
     wait_until(lambda: node.gpu(3)["placement"] == "last", timeout_s=20)
     assert [node.gpu(gpu)["health"] for gpu in range(GPUS) if gpu != 5] == ["healthy"] * 7
-    faults = [event for event in node.told(instance) if event[0] == "instance.gpu_fault"]
+    faults = [event for event in node.gpu_events(instance) if event[0] == "instance.gpu_fault"]
     assert sorted(faults) == sorted(
         ("instance.gpu_fault", uuid_of(gpu), f"xid_{codes[gpu % len(codes)]}", "restart_app")
         for gpu in range(GPUS)
     )
     assert node.client.instance(instance)["state"] == "running"
-    # Its end frees all GPUs but one: application faults do not delay the release.
+    # At its end, all GPUs but the quarantined one are released: application faults do not delay this.
     node.client.post(f"/v1/instances/{instance}/stop")
     node.client.wait(instance, "stopped")
     assert node.client.wait(node.client.create(gpus={"count": GPUS - 1})["id"], "running")["devices"]

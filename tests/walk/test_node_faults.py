@@ -34,7 +34,7 @@ def agent(cluster: Cluster) -> Iterator[AgentProcess]:
 
 @pytest.fixture
 def unaffected(admin: Client, cluster: Cluster, agent: AgentProcess) -> Iterator[dict[str, Any]]:
-    """An instance on that node that keeps running throughout the test."""
+    """An instance on the node of `agent` that keeps running throughout the test."""
     made = admin.create(name="unaffected", gpus={"count": 2}, **SMALL)
     running = admin.wait(made["id"], "running")
     assert running["node_name"] == agent.node.name
@@ -67,14 +67,14 @@ def test_a_new_agent_adopts_running_containers(admin: Client, cluster: Cluster, 
     assert children, "a process that calls NVML"
     wait_until(lambda: not any(each.is_running() for each in children))
     agent.start()
-    ran = wait_until(lambda: _executed(admin, made), 30, 0.1)
-    assert ran["stdout"] == "here\n"
+    result = wait_until(lambda: _exec_result(admin, made), 30, 0.1)
+    assert result["stdout"] == "here\n"
     assert cluster.container(made) == before
     admin.post(f"/v1/instances/{made['id']}/stop")
     assert admin.wait(made["id"], "stopped")["exit_code"] == 0
 
 
-def _executed(admin: Client, instance: dict[str, Any]) -> dict[str, Any] | None:
+def _exec_result(admin: Client, instance: dict[str, Any]) -> dict[str, Any] | None:
     answer = admin.post(f"/v1/instances/{instance['id']}/exec", json={"command": ["echo", "here"]})
     return answer.json() if answer.status_code == 200 else None
 
@@ -121,6 +121,7 @@ def test_the_older_of_two_agents_with_one_identity_ends(
     admin: Client, cluster: Cluster, agent: AgentProcess, tmp_path: Path
 ) -> None:
     twin = AgentProcess(agent.node, cluster.server, tmp_path)
+    twin.forked = True
     shutil.copytree(agent.folder / "agent", tmp_path / "agent")
     twin.start()
     try:
@@ -176,7 +177,7 @@ def test_gpus_stay_allocated_while_docker_is_down(
     assert node["reason"]["code"] == "docker_unavailable"
     admin.post(f"/v1/instances/{stopping['id']}/stop")
     waiting = admin.create(gpus={"count": 1}, **SMALL)
-    reason = wait_until(lambda: _waits(admin, waiting), 10)
+    reason = wait_until(lambda: _waiting_reason(admin, waiting), 10)
     assert node["name"] not in reason["message"] or "not" in reason["message"]
     assert admin.instance(stopping["id"])["state"] == "stopping"
     assert holders(admin) == {unaffected["id"], stopping["id"]}
@@ -187,7 +188,8 @@ def test_gpus_stay_allocated_while_docker_is_down(
     assert states_of(admin, unaffected).count("running") == 1
 
 
-def _waits(admin: Client, instance: dict[str, Any]) -> dict[str, Any] | None:
+def _waiting_reason(admin: Client, instance: dict[str, Any]) -> dict[str, Any] | None:
+    """The reason of a pending instance, once the scheduler has considered it."""
     shown = admin.instance(instance["id"])
     return shown["reason"] if shown["reason"]["code"] != "queued" else None
 
@@ -196,8 +198,8 @@ def _waits(admin: Client, instance: dict[str, Any]) -> dict[str, Any] | None:
 
 
 @pytest.fixture
-def impatient(cluster: Cluster) -> Iterator[None]:
-    """A control plane that calls a node unreachable after two seconds."""
+def short_silence(cluster: Cluster) -> Iterator[None]:
+    """A node is unreachable after two seconds without reports."""
     cluster.server.environment["MOORING_UNREACHABLE_AFTER_S"] = "2"
     cluster.server.stop()
     cluster.server.start()
@@ -209,7 +211,7 @@ def impatient(cluster: Cluster) -> Iterator[None]:
     cluster.server.start()
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_silence")
 @pytest.mark.parametrize("fault", ["agent stopped", "agent frozen", "network cut"])
 def test_a_silent_node_keeps_everything_until_it_reports_again(
     admin: Client, cluster: Cluster, agent: AgentProcess, unaffected: dict[str, Any], fault: str
@@ -236,7 +238,7 @@ def test_a_silent_node_keeps_everything_until_it_reports_again(
     assert states_of(admin, unaffected)[-3:] == ["running", "unreachable", "running"]
 
 
-# --- other people on the node
+# --- containers made or ended by other programs
 
 
 def test_an_orphan_is_listed_and_left_alone(admin: Client, cluster: Cluster, agent: AgentProcess) -> None:
@@ -255,12 +257,12 @@ def test_an_orphan_is_listed_and_left_alone(admin: Client, cluster: Cluster, age
     }
     api = agent.node.client.api
     made_ids = set()
-    for name, its_labels in orphans.items():
-        gpus = [all_gpus] if its_labels["mooring.gpus"] else []
+    for name, labels_of_orphan in orphans.items():
+        gpus = [all_gpus] if labels_of_orphan["mooring.gpus"] else []
         created = api.create_container(
             "mooring-test/busybox:1",
             name=name,
-            labels=its_labels,
+            labels=labels_of_orphan,
             host_config=api.create_host_config(
                 device_requests=gpus,
                 cap_drop=["ALL"],
@@ -275,7 +277,7 @@ def test_an_orphan_is_listed_and_left_alone(admin: Client, cluster: Cluster, age
         wait_until(
             lambda: {item["container_id"] for item in node_of(admin, agent)["orphans"]} == made_ids, 20
         )
-        # Its GPUs are free in the database, but in use.
+        # The orphan's GPUs are free in the database, but in use on the node.
         made = admin.create(gpus={"count": 8}, **SMALL)
         wait_until(lambda: _reason_code(admin, made) == "waiting_for_removal", 20)
         assert {each.name for each in cluster.containers() if each.runs} == set(orphans)

@@ -20,11 +20,12 @@ WAITER = "/bin/wait-for-term"
 IGNORES_TERM = ["sh", "-c", "trap '' TERM; while :; do sleep 0.05; done"]
 
 
-def gone(admin: Client, instance: dict[str, Any], within_s: float = 20) -> None:
+def await_deletion(admin: Client, instance: dict[str, Any], within_s: float = 20) -> None:
     wait_until(lambda: admin.get(f"/v1/instances/{instance['id']}").status_code == 404, within_s, 0.03)
 
 
 def holders(admin: Client) -> set[str]:
+    """The IDs of the instances that have GPUs allocated."""
     return {gpu["instance_id"] for gpu in admin.items("/v1/gpus", limit=200) if gpu["instance_id"]}
 
 
@@ -55,8 +56,8 @@ def test_an_exit_is_noticed_before_the_next_full_listing(admin: Client) -> None:
 def test_the_restart_policy_restarts_the_same_container(
     admin: Client, cluster: Cluster, policy: str, exit_code: int
 ) -> None:
-    first = f"[ $(wc -l < /tmp/starts) -lt 2 ] && sleep 1 && exit {exit_code}"
-    command = ["sh", "-c", f"echo began >> /tmp/starts; {first}; exec {WAITER}"]
+    exit_at_first_start = f"[ $(wc -l < /tmp/starts) -lt 2 ] && sleep 1 && exit {exit_code}"
+    command = ["sh", "-c", f"echo began >> /tmp/starts; {exit_at_first_start}; exec {WAITER}"]
     made = admin.create(restart=policy, command=command, gpus={"count": 1}, **SMALL)
 
     def ran_twice() -> bool:
@@ -84,15 +85,15 @@ def test_the_restart_policy_restarts_the_same_container(
 def test_restart_is_a_new_attempt_on_the_same_gpus(admin: Client, cluster: Cluster) -> None:
     made = admin.create(gpus={"count": 2}, **SMALL)
     before = admin.wait(made["id"], "running")
-    was = cluster.container(made)
+    old_container = cluster.container(made)
     answer = admin.post(f"/v1/instances/{made['id']}/restart")
     assert answer.status_code == 202, answer.text
     assert answer.json()["attempt"] == 2
     after = wait_until(lambda: _running_as(admin, made["id"], 2), 20)
     assert after["devices"] == before["devices"]
-    now = cluster.container(made)
-    assert (now.attempt, now.requested) == (2, was.requested)
-    assert now.id != was.id
+    new_container = cluster.container(made)
+    assert (new_container.attempt, new_container.requested) == (2, old_container.requested)
+    assert new_container.id != old_container.id
 
 
 def _running_as(admin: Client, instance_id: str, attempt: int) -> dict[str, Any] | None:
@@ -103,14 +104,14 @@ def _running_as(admin: Client, instance_id: str, attempt: int) -> dict[str, Any]
 def test_a_stopped_instance_starts_again_in_a_new_container(admin: Client, cluster: Cluster) -> None:
     made = admin.create(gpus={"count": 1}, **SMALL)
     admin.wait(made["id"], "running")
-    was = cluster.container(made)
+    old_container = cluster.container(made)
     admin.post(f"/v1/instances/{made['id']}/stop")
     stopped = admin.wait(made["id"], "stopped")
     assert (stopped["exit_code"], stopped["devices"]) == (0, [])
     assert admin.post(f"/v1/instances/{made['id']}/start").status_code == 202
     running = wait_until(lambda: _running_as(admin, made["id"], 2), 20)
     assert running["exit_code"] is None
-    assert cluster.container(made).id != was.id
+    assert cluster.container(made).id != old_container.id
 
 
 # --- endings
@@ -123,7 +124,7 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_timeout(admin: Clien
     stopping = admin.instance(made["id"])
     assert stopping["state"] == "stopping"
     assert cluster.container(made).runs
-    assert holders(admin) == {made["id"]}, "GPUs were let go while the container runs"
+    assert holders(admin) == {made["id"]}, "GPUs were released while the container runs"
     stopped = admin.wait(made["id"], "stopped")
     assert stopped["exit_code"] == 137
     assert stopped["reason"]["code"] == "stopped_by_user"
@@ -137,13 +138,13 @@ def test_max_duration_ends_an_instance(admin: Client) -> None:
     assert 1 <= ran.total_seconds() < 10
 
 
-@pytest.mark.parametrize("after", ["scheduled", "starting"])
-def test_delete_works_during_placement_and_start(admin: Client, cluster: Cluster, after: str) -> None:
+@pytest.mark.parametrize("state", ["scheduled", "starting"])
+def test_delete_works_after_placement_and_during_a_start(admin: Client, cluster: Cluster, state: str) -> None:
     for _ in range(5):
         made = admin.create(gpus={"count": 8}, **SMALL)
-        admin.wait(made["id"], after)
+        admin.wait(made["id"], state)
         assert admin.delete(f"/v1/instances/{made['id']}").status_code == 202
-        gone(admin, made)
+        await_deletion(admin, made)
     assert not holders(admin)
     assert not cluster.containers()
 
@@ -161,7 +162,7 @@ def test_a_missing_image_fails_with_a_reason(admin: Client, cluster: Cluster, re
 
 
 def freeze_in_mid_pull(registry: Registry, image: str) -> None:
-    """The registry stops responding after the manifest and the first bytes of a layer."""
+    """Freeze the registry once its log shows a request for a blob of the image."""
     name = image.removeprefix(f"{registry.name}/").split(":")[0]
     wait_until(lambda: f'"GET /v2/{name}/blobs/' in registry.daemon.log.read_text(), 20, 0.001)
     registry.freeze()
@@ -187,7 +188,7 @@ def test_a_pull_shows_its_progress_and_is_cancelled_by_a_delete(
         cancelled = admin.create(image=small, gpus={"count": 1}, **SMALL)
         admin.wait(cancelled["id"], "starting")
         admin.delete(f"/v1/instances/{cancelled['id']}")
-        gone(admin, cancelled)
+        await_deletion(admin, cancelled)
         assert holders(admin) == {pulled["id"]}
     finally:
         registry.thaw()
@@ -219,7 +220,7 @@ for port in range(int(sys.argv[1]), int(sys.argv[1]) + 200):
             held[-1].bind(("", port))
             held[-1].listen()
         except OSError as error:
-            # One of the node's own calls has it for a moment: the range is also that of ports for calls.
+            # A connection of the node itself uses this port for a short time: both take ports of this range.
             if error.errno != errno.EADDRINUSE:
                 raise
 print("held", flush=True)

@@ -30,13 +30,13 @@ NO_DOCKER = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
 
 
 class Up(Program):
-    """`mooring up` in a data directory; `printed` is its output since the last start."""
+    """`mooring up` in a data directory. `printed` returns the output since the last start."""
 
     def __init__(self, folder: Path, port: int, **environment: str) -> None:
         folder.mkdir(exist_ok=True)
         self.url = f"http://127.0.0.1:{port}"
         settings = {"MOORING_DATA_DIR": str(folder / "data"), "MOORING_PORT": str(port)}
-        super().__init__([*MOORING, "up"], clean_environment() | settings | environment, folder / "up.log")
+        super().__init__(["up"], clean_environment() | settings | environment, folder / "up.log")
 
     def start(self) -> None:
         self.log.unlink(missing_ok=True)
@@ -59,7 +59,7 @@ class Up(Program):
 
     @property
     def curl(self) -> str:
-        """The curl command that it prints."""
+        """The curl command in the output."""
         found = re.search(r"^ *curl .*?(?<!\\)$", self.printed(), re.MULTILINE | re.DOTALL)
         assert found is not None, self.printed()
         return found[0]
@@ -81,14 +81,14 @@ def up(workspace: Workspace, tmp_path: Path) -> Iterator[Callable[..., Up]]:
     workspace.give_back_port(port)
 
 
-def pasted(command: str, **environment: str) -> dict[str, Any]:
-    """Run the text in a shell."""
+def run_in_shell(command: str, **environment: str) -> dict[str, Any]:
+    """Run a command of the output, as a user who pastes it. Return the JSON that it prints."""
     shell = {"PATH": os.environ["PATH"], **environment}
     ran = subprocess.run(["bash", "-c", command], env=shell, capture_output=True, text=True, check=True)
     return dict(json.loads(ran.stdout))
 
 
-def nothing_left_of(processes: list[psutil.Process], within_s: float = 10) -> None:
+def await_end_of(processes: list[psutil.Process], within_s: float = 10) -> None:
     wait_until(
         lambda: not [each for each in processes if each.is_running() and not _is_zombie(each)], within_s
     )
@@ -110,7 +110,7 @@ def test_a_simulated_fleet_survives_a_restart(up: Callable[..., Up]) -> None:
     assert str(data) in printed
     assert printed.count(key) == 2, "in the banner and in the curl line"
 
-    made = pasted(first.curl)
+    made = run_in_shell(first.curl)
     with Client(first.url, key) as admin:
         running = admin.wait(made["id"], "running")
         assert running["simulated"]
@@ -120,7 +120,7 @@ def test_a_simulated_fleet_survives_a_restart(up: Callable[..., Up]) -> None:
         assert all(gpu["simulated"] for gpu in admin.items("/v1/gpus"))
         project = running["project_id"]
 
-        # Ctrl-C, while somebody follows logs and events and waits for something.
+        # Ctrl-C, while clients follow logs and events, and wait for a state.
         processes = [psutil.Process(first.pid), *first.children()]
         assert len(processes) > 1
         with _busy_clients(first.url, key, made["id"]):
@@ -128,7 +128,7 @@ def test_a_simulated_fleet_survives_a_restart(up: Callable[..., Up]) -> None:
             status = first.stop(signal.SIGINT)
             took_s = time.monotonic() - began
         assert (status, took_s < 3) == (0, True), f"{status} after {took_s:.1f} s:\n{first.tail()}"
-        nothing_left_of(processes)
+        await_end_of(processes)
         assert "Traceback" not in first.printed()
 
     second = up(MOORING_SIMULATE="2x8xH100")
@@ -136,13 +136,13 @@ def test_a_simulated_fleet_survives_a_restart(up: Callable[..., Up]) -> None:
     with Client(second.url, key) as admin:
         assert admin.instance(made["id"])["project_id"] == project
         assert {node["id"] for node in admin.items("/v1/nodes")} == {node["id"] for node in nodes}
-        again = pasted(second.curl, MOORING_KEY=key)
+        again = run_in_shell(second.curl, MOORING_KEY=key)
         assert admin.wait(again["id"], "running")["simulated"]
     assert second.stop(signal.SIGTERM) == 0
 
 
 class _busy_clients:  # noqa: N801 - used as a function
-    """Threads that read endless streams until the server closes them."""
+    """Within the block, clients read endless streams. Its end waits until the server has closed them."""
 
     def __init__(self, url: str, key: str, instance_id: str) -> None:
         follow = f"/v1/instances/{instance_id}"
@@ -194,16 +194,16 @@ def test_kill_9_of_the_parent_ends_everything(up: Callable[..., Up], tmp_path: P
         gpus = wait_until(lambda: admin.items("/v1/gpus"))
         assert [gpu["simulated"] for gpu in gpus] == [False, False]
         [node] = admin.items("/v1/nodes")
-        assert node["simulated"], "its containers are made up, and it must say so"
+        assert node["simulated"], "its containers are simulated"
     assert "containers are SIMULATED" in running.printed()
     children = running.children()
     assert len(children) >= 2, "the agent, and the process that calls NVML"
     running.kill()
-    nothing_left_of(children)
+    await_end_of(children)
 
 
 def test_a_wrong_setting_is_reported_before_anything_is_created(tmp_path: Path) -> None:
-    """Otherwise the admin key, which is shown once, would be lost."""
+    """Otherwise the admin key would be created but not shown, and it is shown only once."""
     environment = {"MOORING_DATA_DIR": str(tmp_path / "data"), "MOORING_SIMULATE": "2x8xH1000"}
     ended = CliRunner().invoke(app, ["up"], env=environment)
     assert (ended.exit_code, list(tmp_path.iterdir())) == (2, [])

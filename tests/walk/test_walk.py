@@ -1,4 +1,4 @@
-"""The main path on two real nodes: a create starts a container with exactly its GPUs."""
+"""The main path on two nodes with real Docker: a create starts a container with exactly its GPUs."""
 
 import json
 import threading
@@ -46,7 +46,7 @@ def test_a_create_becomes_a_container_with_exactly_its_gpus(admin: Client, clust
 
 
 @pytest.fixture
-def one_on_each(admin: Client, cluster: Cluster) -> list[dict[str, Any]]:
+def one_on_each_node(admin: Client, cluster: Cluster) -> list[dict[str, Any]]:
     """Two instances that need a whole node each."""
     command = [
         "sh",
@@ -59,8 +59,8 @@ def one_on_each(admin: Client, cluster: Cluster) -> list[dict[str, Any]]:
     return running
 
 
-def test_exec_and_logs_reach_both_nodes(admin: Client, one_on_each: list[dict[str, Any]]) -> None:
-    for instance in one_on_each:
+def test_exec_and_logs_reach_both_nodes(admin: Client, one_on_each_node: list[dict[str, Any]]) -> None:
+    for instance in one_on_each_node:
         path = f"/v1/instances/{instance['id']}"
         ran = admin.post(f"{path}/exec", json={"command": ["sh", "-c", "echo $MOORING_INSTANCE_ID; exit 3"]})
         assert ran.json() == {
@@ -71,8 +71,8 @@ def test_exec_and_logs_reach_both_nodes(admin: Client, one_on_each: list[dict[st
         assert sorted(logs.text.splitlines()) == ["err", "out"]
 
 
-def test_followed_logs_end_with_the_container(admin: Client, one_on_each: list[dict[str, Any]]) -> None:
-    here, there = one_on_each
+def test_followed_logs_end_with_the_container(admin: Client, one_on_each_node: list[dict[str, Any]]) -> None:
+    here, there = one_on_each_node
     texts: list[str] = []
     events: list[dict[str, Any]] = []
     following = threading.Barrier(3)
@@ -96,11 +96,11 @@ def test_followed_logs_end_with_the_container(admin: Client, one_on_each: list[d
     for thread in threads:
         thread.start()
     following.wait(20)
-    for instance in one_on_each:
+    for instance in one_on_each_node:
         admin.post(f"/v1/instances/{instance['id']}/stop")
     for thread in threads:
         thread.join(30)
-        assert not thread.is_alive(), "a followed log goes on after the end of its container"
+        assert not thread.is_alive(), "a followed log did not end with its container"
 
     assert sorted(texts) == ["end", "err", "out"]
     assert sorted((event["stream"], event["line"]) for event in events) == [
@@ -109,10 +109,11 @@ def test_followed_logs_end_with_the_container(admin: Client, one_on_each: list[d
         ("stdout", "out"),
     ]
     after = admin.get(f"/v1/instances/{here['id']}/logs", params={"tail": 1})
-    assert after.text == "end\n", "the logs of a stopped instance are there until it is deleted"
+    # The logs of a stopped instance are kept until it is deleted.
+    assert after.text == "end\n"
 
 
-@pytest.mark.usefixtures("one_on_each")
+@pytest.mark.usefixtures("one_on_each_node")
 def test_a_node_opens_no_port_for_the_control_plane(cluster: Cluster) -> None:
     for agent in cluster.agents:
         processes = [psutil.Process(agent.pid), *agent.children()]
@@ -132,6 +133,7 @@ def _listening_in_the_namespace_of(agent: AgentProcess) -> list[str]:
 
 def test_a_join_token_works_once(cluster: Cluster, tmp_path: Path) -> None:
     late = AgentProcess(cluster.nodes[0], cluster.server, tmp_path)
+    late.forked = True
     late.environment["MOORING_NODE_NAME"] = "another"
     late.environment["MOORING_JOIN_TOKEN"] = cluster.agents[0].environment["MOORING_JOIN_TOKEN"]
     late.start()
@@ -196,7 +198,7 @@ def test_64_clients_race_for_8_gpus(admin: Client, cluster: Cluster) -> None:
     assert {found.requested[0] for found in running} == set(cluster.agents[0].gpu_uuids)
     waiting = admin.items("/v1/instances", state="pending", limit=200)
     assert len(waiting) == 56
-    # Eight may run before the scheduler has written the reasons of the others.
+    # The eight may already run before the scheduler has written the reasons of the others.
     wait_until(
         lambda: (
             {each["reason"]["code"] for each in admin.items("/v1/instances", state="pending", limit=200)}

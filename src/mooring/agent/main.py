@@ -36,7 +36,7 @@ from mooring.agent.sync.worker_pools import WorkerPools
 from mooring.core.simulation import SimulatedFleet
 
 EXIT_NOT_SET_UP: Final = 2
-# Without persistence mode a driver takes long to initialise eight GPUs; without GPUs the answer is immediate.
+# How long to wait for the first reading. Without persistence mode, eight GPUs need long to initialise.
 GPUS_WITHIN_S: Final = 65.0
 CPUS_PER_GPU: Final = 24
 MEMORY_MIB_PER_GPU: Final = 262_144
@@ -61,7 +61,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class PlannedNode:
-    """A node before it has joined."""
+    """A node that this process is to run. `parts` makes its components once its identity is known."""
 
     name: str
     directory: Path
@@ -167,7 +167,7 @@ class _Fleet:
     def _join(
         self, plan: PlannedNode, state: StateDirectory, control_plane: ControlPlaneClient
     ) -> NodeIdentity | None:
-        """The node's new identity; None when the join is rejected, or the process is to end."""
+        """The node's new identity; None if there is no token, it is rejected, or the process is to end."""
         token = self._token_for(plan.name)
         if token is None:
             log.critical("node %s has not joined yet: set MOORING_JOIN_TOKEN to a new join token", plan.name)
@@ -237,8 +237,8 @@ def _this_machine(settings: AgentSettings, identity: NodeIdentity, *, simulate_m
 def _detect_real_parts(state: StateDirectory, docker: DockerRuntime, gpus: GpuReader) -> frozenset[str]:
     """The parts that this machine has, or once had.
 
-    A Docker that is down may still have running containers: to simulate one instead would report them as gone
-    and release their GPUs.
+    While Docker does not answer, its containers may keep running: a simulation in its place would report them
+    as gone, and release their GPUs.
     """
     before = state.real_parts()
     gpus.wait_first(GPUS_WITHIN_S)
@@ -357,7 +357,7 @@ def _stop_on_signals(stopping: threading.Event, parent_fd: int | None) -> None:
     if threading.current_thread() is threading.main_thread():
         read_fd, write_fd = os.pipe()
         for number in (signal.SIGTERM, signal.SIGINT):
-            # Setting the event here would deadlock if the signal interrupts the main thread inside `wait`.
+            # A handler that set the event could deadlock: it may interrupt the main thread inside `wait`.
             signal.signal(number, lambda *_: os.write(write_fd, b"."))
         threading.Thread(target=_await_signal, args=[read_fd, stopping], name="signals", daemon=True).start()
     if parent_fd is not None:
@@ -370,7 +370,7 @@ def _await_signal(read_fd: int, stopping: threading.Event) -> None:
 
 
 def _await_parent(parent_fd: int, stopping: threading.Event) -> None:
-    """When the parent ends, also by SIGKILL, its end of the pipe closes."""
+    """Wait for the end of the parent: even after SIGKILL, its end of the pipe closes."""
     while os.read(parent_fd, 1):
         pass
     log.info("the parent process is gone")
@@ -379,4 +379,4 @@ def _await_parent(parent_fd: int, stopping: threading.Event) -> None:
 
 def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every call
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # httpx logs every call

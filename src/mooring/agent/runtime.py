@@ -19,11 +19,11 @@ Start = Callable[[], "Container | None"]
 
 
 class RuntimeUnavailable(Exception):
-    """The engine does not answer. The state of its containers is unknown; it must not count as none."""
+    """The engine does not answer. Its containers are unknown; they must not count as gone."""
 
 
 class StartDelayed(RuntimeUnavailable):
-    """A start that must be retried, for a reason other than the engine."""
+    """A start that must be retried, for another reason than an engine that does not answer."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.message)
@@ -31,10 +31,10 @@ class StartDelayed(RuntimeUnavailable):
 
 
 class PullNeeded(Exception):
-    """A start whose image is not on the node: call `Runtime.pull`.
+    """The image of a start is not on the node: call `Runtime.pull`.
 
     Attributes:
-        image: identifies the pull; starts that need the same image share it.
+        image: identifies the pull; starts of the same image share one pull.
     """
 
     def __init__(self, image: str) -> None:
@@ -76,7 +76,7 @@ class Container:
     attempt: int
     container_id: str
     status: str  # Docker's: created, running, restarting, removing, paused, exited, dead
-    gpu_uuids: tuple[str, ...]  # or of MIG devices
+    gpu_uuids: tuple[str, ...]  # UUIDs of GPUs, or of MIG devices
     exit_code: int | None = None
     oom_killed: bool = False
     error: str | None = None
@@ -84,7 +84,7 @@ class Container:
     finished_at: str | None = None
     image_digest: str | None = None
     endpoints: tuple[Endpoint, ...] = ()
-    parent_gpus: tuple[str, ...] = ()  # of its MIG devices, in their order
+    parent_gpus: tuple[str, ...] = ()  # the GPUs of the MIG devices, in the same order
     share: Share | None = None
     project_id: str = ""
 
@@ -96,6 +96,8 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeFacts:
+    """What the engine states about itself and its machine."""
+
     version: str | None
     cpus: int
     memory_mib: int
@@ -124,17 +126,17 @@ class Runtime(Protocol):
     def facts(self) -> RuntimeFacts: ...
 
     def containers(self) -> tuple[list[Container], list[Orphan]]:
-        """Return all containers of this control plane, and labelled ones of others."""
+        """Return all containers of this control plane, and the foreign ones with Mooring's labels."""
 
     def assigned(self, assignments: Sequence[Assignment]) -> None:
-        """Set the node's assignments, which complete the records of containers."""
+        """Pass the node's assignments, from which incomplete records of its containers are completed."""
 
     def start(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Container | None:
         """Create, start and verify a container, or adopt that of an earlier call. None if cancelled.
 
         Raises:
-            PullNeeded: its image is not on the node.
-            StartRefused: it cannot run; nothing is left of it.
+            PullNeeded: the image is not on the node.
+            StartRefused: the container cannot run; nothing is left of it.
         """
 
     def pull(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Start | None:
@@ -148,7 +150,7 @@ class Runtime(Protocol):
         """Start an exited container again, for `restart: on_failure | always`."""
 
     def begin_stop(self, container: Container) -> bool:
-        """Send the stop signal without waiting. Return False if it has ended, or does not exist."""
+        """Send the stop signal without waiting. Return False if the container has ended or does not exist."""
 
     def kill(self, container: Container) -> None:
         """Send SIGKILL. Succeeds if the container has ended, or does not exist."""
@@ -163,7 +165,7 @@ class Runtime(Protocol):
         """
 
     def logs(self, container_id: str, request: LogsRequest) -> Iterator[StreamFrame]:
-        """Yield lines with their time. Closing the iterator ends a follow."""
+        """Yield lines with their time, or else empty frames at least every 10 s. Closing ends a follow."""
 
     def exec(self, container_id: str, request: ExecRequest) -> Iterator[StreamFrame]: ...
 

@@ -34,14 +34,14 @@ class AgentSettings(BaseSettings):
         str | None,
         Field(description="where users reach published ports; null: the address on the route to the server"),
     ] = None
-    node_labels: Annotated[dict[str, str], NoDecode, Field(description="zone=a,rack=3")] = {}
+    node_labels: Annotated[dict[str, str], NoDecode, Field(description="such as zone=a,rack=3")] = {}
     data_dir: Annotated[Path, Field(description="the agent keeps its state in <data_dir>/agent")] = Path(
         ".mooring"
     )
     simulate: Annotated[
         tuple[SimulatedFleet, ...],
         NoDecode,
-        Field(description="2x8xH100: simulate nodes instead of using this machine; separate more by commas"),
+        Field(description="simulate these nodes instead of using this machine: 2x8xH100,1x1xL4"),
     ] = ()
     allow_unsafe_toolkit: Annotated[
         bool, Field(description="start GPU containers despite a container toolkit with vulnerabilities")
@@ -59,7 +59,7 @@ class AgentSettings(BaseSettings):
     management_addresses: Annotated[
         tuple[IPv4Network | IPv6Network, ...] | None,
         NoDecode,
-        Field(description="10.0.0.0/24,fd12::/16 or none: not for containers; null: the control plane's"),
+        Field(description="closed to containers: 10.0.0.0/24,fd12::/16 or none; null: the control plane"),
     ] = None
     runtime: Annotated[
         str,
@@ -72,7 +72,7 @@ class AgentSettings(BaseSettings):
         Path,
         Field(
             description="pipe directory of the CUDA MPS daemon, which enforces shares of GPUs; with {gpu} in "
-            "it, one for each GPU"
+            "the path, each GPU has a daemon of its own"
         ),
     ] = PIPE_DIRECTORY
     pull_stall_timeout_s: Annotated[
@@ -82,7 +82,8 @@ class AgentSettings(BaseSettings):
         float, Field(ge=60, description="how long a pull may take, not counting the time in its queue")
     ] = 3600.0
     disk_reserved_mib: Annotated[
-        int | None, Field(ge=0, le=2**40, description="space that instances cannot get; null: a fifth of it")
+        int | None,
+        Field(ge=0, le=2**40, description="space that instances cannot get; null: a fifth, up to 200 GiB"),
     ] = None
     disk_low_mib: Annotated[
         int | None,
@@ -95,13 +96,13 @@ class AgentSettings(BaseSettings):
         float, Field(gt=0, le=1e6, description="remove pulled images after this time unused")
     ] = 7 * 24
     image_gc_high_pct: Annotated[
-        int, Field(ge=1, le=100, description="with more of the disk used, remove unused images")
+        int, Field(ge=1, le=100, description="disk use at which unused images are removed")
     ] = 85
-    image_gc_low_pct: Annotated[int, Field(ge=0, le=99, description="until only this much is used")] = 75
+    image_gc_low_pct: Annotated[int, Field(ge=0, le=99, description="disk use at which that stops")] = 75
     image_keep: Annotated[
         tuple[str, ...],
         NoDecode,
-        Field(description="docker.io/pytorch/*,ghcr.io/acme/*: images never to remove"),
+        Field(description="images that are never removed: docker.io/pytorch/*,ghcr.io/acme/*"),
     ] = ()
     sample_interval_s: Annotated[float, Field(gt=0, le=60, description="interval of GPU samples")] = 1.0
 
@@ -163,7 +164,7 @@ class AgentSettings(BaseSettings):
     @classmethod
     def _not_nvidia(cls, runtime: str) -> str:
         if runtime.startswith("nvidia"):
-            raise ValueError("not an nvidia runtime: it gives a container the GPUs that its image asks for")
+            raise ValueError("must not be an nvidia runtime: that gives a container the GPUs its image names")
         return runtime
 
     @property

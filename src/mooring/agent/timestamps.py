@@ -1,4 +1,4 @@
-"""Times as they go over the wire, without the weight of `datetime`: the NVML process has to stay small."""
+"""Formats times for messages, without importing `datetime`: the NVML process must stay small."""
 
 import time
 

@@ -13,7 +13,7 @@ from mooring.api.http.turns import MAX_CONCURRENT_WRITES, ProjectTurns, Schedule
 from mooring.api.streaming.channels import Channels
 from mooring.api.streaming.event_pages import EventPages
 from mooring.api.views.rendered import RenderedInstances
-from mooring.control.audit.refusals import RejectedRequests
+from mooring.control.audit.rejected_requests import RejectedRequests
 from mooring.control.bootstrap import ControlPlaneIdentity
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.control.tenants.encryption import Encryptor
@@ -35,17 +35,17 @@ class Context:
     rates: RequestRates
     scheduler_cache: SchedulerCache
     open_streams: OpenStreams = field(default_factory=OpenStreams)
-    refusals: RejectedRequests = field(default_factory=RejectedRequests)
+    rejected_requests: RejectedRequests = field(default_factory=RejectedRequests)
     audited_reads: AuditedReads = field(default_factory=AuditedReads)
     delayed_answers: DelayedAnswers = field(default_factory=DelayedAnswers)
     node_streams: NodeStreams = field(default_factory=NodeStreams)
     event_pages: EventPages = field(default_factory=EventPages)
-    turns: SchedulerTurns = field(default_factory=SchedulerTurns)
+    scheduler_turns: SchedulerTurns = field(default_factory=SchedulerTurns)
     write_turns: ProjectTurns = field(default_factory=lambda: ProjectTurns(MAX_CONCURRENT_WRITES))
     rendered: RenderedInstances = field(default_factory=RenderedInstances)
     # With `mooring up`, /readyz waits until this many local nodes have reported.
     awaited_nodes: int = 0
-    heard_nodes: set[str] = field(default_factory=set)
+    reporting_nodes: set[str] = field(default_factory=set)
 
     @property
     def storage_limits(self) -> StorageLimits:

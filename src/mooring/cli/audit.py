@@ -20,10 +20,10 @@ _MAX_SHOWN = 20
 def verify(
     head: Annotated[list[str], typer.Option(help="hash of a head stored elsewhere; repeatable")] = [],  # noqa: B006
     heads: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="file of such heads")
+        Path | None, typer.Option(exists=True, dir_okay=False, help="file of stored heads")
     ] = None,
 ) -> None:
-    """Verify all signatures, chains and heads. On problems, list them and exit with 1."""
+    """Verify all signatures, chains and heads. If there are problems, list the first 20 and exit with 1."""
     from mooring.control.audit import verification  # noqa: PLC0415
 
     stored_heads = [*head, *_hashes_in(heads)]
@@ -40,9 +40,9 @@ def verify(
 
 
 def _hashes_in(file: Path | None) -> Iterator[str]:
-    from mooring.loops.audit_links import exported  # noqa: PLC0415
+    from mooring.loops.audit_links import heads_in  # noqa: PLC0415
 
-    yield from (exported_head.hash for exported_head in exported(file.read_text())) if file else ()
+    yield from (stored.hash for stored in heads_in(file.read_text())) if file else ()
 
 
 def _summary(report: "VerificationReport", compared: int) -> str:

@@ -1,4 +1,4 @@
-"""What several commands need: the settings, the database, and the keys of its audit log."""
+"""What several commands need: the settings, the database, and the keys of the audit log."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ def _settings_with_private_files() -> "Settings":
 
 @contextmanager
 def open_database() -> "Iterator[Database]":
-    """Open a migrated database, or exit. Only a server creates one, since it shows the admin key."""
+    """Open the database, or exit if it is not migrated. Only a server creates one: it shows the admin key."""
     from mooring.db import migrate  # noqa: PLC0415
     from mooring.db.session import Database  # noqa: PLC0415
     from mooring.db.signals import Signals  # noqa: PLC0415
@@ -37,7 +37,7 @@ def open_database() -> "Iterator[Database]":
     opened = Database(_settings_with_private_files().resolved_database_url, Signals())
     try:
         if migrate.current(opened.engine) != migrate.newest():
-            typer.echo("the database has another revision; start the server first", err=True)
+            typer.echo("the database does not have this program's revision; start the server first", err=True)
             raise typer.Exit(1)
         yield opened
     finally:
@@ -57,9 +57,9 @@ def read_audit_keys(database: "Database") -> "AuditKeys":
 
     settings = read_settings(Settings)
     # Never created here: a new key would not be the server's.
-    file, given = settings.data_dir / KEY_FILE, settings.audit_keys
-    if given:
-        found = given.get_secret_value().split(",")
+    file = settings.data_dir / KEY_FILE
+    if settings.audit_keys:
+        found = settings.audit_keys.get_secret_value().split(",")
     else:
         found = file.read_text().split() if file.exists() else []
     try:
@@ -78,7 +78,7 @@ def sign_with_audit_keys(database: "Database") -> None:
 
 
 def read_settings(load: Callable[[], Loaded]) -> Loaded:
-    """Read settings from the environment, or exit and name each invalid one."""
+    """Read settings from the environment, or exit and name each invalid setting."""
     try:
         return load()
     except ValidationError as error:

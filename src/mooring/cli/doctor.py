@@ -19,7 +19,7 @@ _MARKS: Final = {True: ("ok  ", "green"), None: ("warn", "yellow"), False: ("FAI
 
 
 def examine(settings: AgentSettings) -> int:
-    """Print every check; return exit status 1 if any failed."""
+    """Print every check. Return the exit status: 1 if any failed."""
     results = _checks(settings)
     for check in results:
         _print(check)

@@ -37,8 +37,8 @@ def _main() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
     )
-    for noisy in ("httpx", "httpcore", "alembic", "urllib3"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    for library in ("httpx", "httpcore", "alembic", "urllib3"):
+        logging.getLogger(library).setLevel(logging.WARNING)
 
 
 @app.command()
@@ -54,7 +54,7 @@ def up() -> None:
     from mooring.cli.up import run  # noqa: PLC0415
     from mooring.settings import Settings  # noqa: PLC0415
 
-    # Read both first, so that no invalid setting stops a first start after its admin key is created.
+    # Both are read before the start, so that no invalid setting stops it after the admin key is created.
     raise typer.Exit(run(read_settings(Settings), read_settings(AgentSettings)))
 
 
@@ -88,7 +88,7 @@ def _tokens(settings: "AgentSettings") -> Iterator[str]:
     yield from filter(None, given.split(","))
 
 
-def _name(given: str | None) -> str | None:
+def _check_name(given: str | None) -> str | None:
     from pydantic import TypeAdapter  # noqa: PLC0415
 
     from mooring.core.text import Name  # noqa: PLC0415
@@ -102,9 +102,11 @@ def _name(given: str | None) -> str | None:
 @app.command("join-token")
 def join_token(
     ttl_s: Annotated[int, typer.Option(min=1, max=86_400, help="lifetime of the token in seconds")] = 3600,
-    node_name: Annotated[str | None, typer.Option(callback=_name, help="the only node that may join")] = None,
+    node_name: Annotated[
+        str | None, typer.Option(callback=_check_name, help="the only node that may join")
+    ] = None,
 ) -> None:
-    """Create a join token directly in the database and print it; needs no key on the server's host."""
+    """Create a join token directly in the database, without an API key, and print it."""
     from mooring.control.nodes import nodes  # noqa: PLC0415
     from mooring.core.access import on_host  # noqa: PLC0415
 

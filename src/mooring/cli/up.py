@@ -21,7 +21,7 @@ from mooring.server import ControlPlane, Service, open_control_plane
 from mooring.settings import Settings, is_loopback
 
 _TOKEN_TTL_S = 3600
-# What Python, the Docker client, NVIDIA's libraries and TLS read, besides the agent's own settings.
+# Variables that Python, the Docker client, NVIDIA's libraries and TLS read, besides the agent's settings.
 _INHERITED = frozenset({"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "NO_COLOR", "TERM"})
 _INHERITED_PREFIXES = (
     "DOCKER_", "LC_", "LD_", "PYTHON", "SSL_CERT_", "NVIDIA_", "CUDA_", "XDG_", "HTTP_PROXY", "HTTPS_PROXY",
@@ -107,7 +107,7 @@ def agent_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def relaxed_settings(settings: Settings) -> dict[str, str]:
     """Return agent settings for trying Mooring without root or with a distribution's old Docker.
 
-    Empty unless only this machine can reach the API: a proxy in front opens it to others.
+    Empty unless only this machine can reach the API; behind a proxy, others can reach it.
     """
     if settings.behind_tls_proxy or not is_loopback(settings.host):
         return {}
@@ -115,7 +115,7 @@ def relaxed_settings(settings: Settings) -> dict[str, str]:
 
 
 class LocalNode:
-    """The agent as a child process. Parent and child each end when the other does."""
+    """The agent as a child process. It ends with this process, which ends if the agent fails."""
 
     def __init__(self, plane: ControlPlane, settings: AgentSettings) -> None:
         self._plane = plane
@@ -144,9 +144,9 @@ class LocalNode:
         threading.Thread(target=self._watch, args=(self._child,), name="local-node", daemon=True).start()
 
     def _approve_next_report(self) -> None:
-        """Approve the next report of the local nodes: the operator may have changed MOORING_SIMULATE.
+        """Approve what the local nodes report next: the operator may have changed MOORING_SIMULATE.
 
-        This writes to the database directly; no node credential can request it.
+        This writes to the database directly: a node's credential does not allow it.
         """
         control_plane_id = self._plane.identity.control_plane_id
         joined = identities(self._settings.state_dir)
@@ -188,8 +188,8 @@ def _print_banner(plane: ControlPlane, url: str) -> None:
 
 
 def _print_isolation(settings: Settings) -> None:
-    relaxed = relaxed_settings(settings).get("MOORING_NETWORK_ISOLATION", "required")
-    if os.environ.get("MOORING_NETWORK_ISOLATION", relaxed) == "best_effort":
+    default = relaxed_settings(settings).get("MOORING_NETWORK_ISOLATION", "required")
+    if os.environ.get("MOORING_NETWORK_ISOLATION", default) == "best_effort":
         text = "best effort, for local use only; for other users set MOORING_NETWORK_ISOLATION=required"
     else:
         text = "required: a node that cannot isolate containers from itself starts none (see mooring doctor)"

@@ -31,8 +31,9 @@ def ensure(session: Session, admin_key: str | None) -> tuple[ControlPlaneIdentit
     """
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.bootstrap'))"))
+    control_plane = _control_plane(session)
     identity = ControlPlaneIdentity(
-        control_plane_id=(control_plane := _control_plane(session)).id,
+        control_plane_id=control_plane.id,
         default_project_id=_default_project(session).id,
         cursor_secret=control_plane.cursor_secret,
     )

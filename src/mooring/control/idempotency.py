@@ -19,11 +19,11 @@ from mooring.db.types import now
 KEPT = timedelta(hours=24)
 # A longer body is not stored: a repeat gets an error, and still has no effect.
 MAX_BODY_BYTES: Final = 64 * 1024
-# The same once the stored answers of a caller, or of all keys of a project, reach this size.
+# Nor is a body with which the stored answers of a caller, or of a project's API keys, would exceed these.
 MAX_CALLER_BYTES: Final = 64 * 1024 * 1024
 MAX_PROJECT_BYTES: Final = 256 * 1024 * 1024
-# A request whose effect is not one transaction (an exec) without an answer after this time: its replica died.
-# Longer than the longest exec (an hour), which must not run twice.
+# A request whose effect is not one transaction (an exec) is abandoned if it has no answer after this time:
+# its replica died. The time is longer than the longest exec (an hour), which must not run twice.
 ABANDONED = timedelta(minutes=70)
 
 
@@ -40,7 +40,7 @@ class StoredAnswer:
 def claim(
     session: Session, encryptor: Encryptor, caller: str, key: str, fingerprint: str, kept: timedelta = KEPT
 ) -> StoredAnswer | None:
-    """Claim the key for this request, or return the answer it already has.
+    """Claim the key for this request, or return the answer that is stored under the key.
 
     Of two concurrent requests, the second waits at the primary key for the first one's transaction.
 
@@ -49,7 +49,7 @@ def claim(
         IdempotencyInProgress: the first request has not been answered yet.
         ReplayTooLarge: the first request took effect, but its answer was not stored.
     """
-    _forget(session, (IdempotencyKey.caller == caller) & (IdempotencyKey.key == key) & _expired(kept))
+    _delete(session, (IdempotencyKey.caller == caller) & (IdempotencyKey.key == key) & _expired(kept))
     if _inserted(session, caller, key, fingerprint):
         return None
     row = session.scalar(
@@ -98,10 +98,10 @@ def store(
     answer: StoredAnswer,
     project_id: str | None = None,
 ) -> None:
-    """Store the answer of a claimed key, without the body if that is too large.
+    """Store the answer of a claimed key, without the body if that would exceed a limit.
 
     Args:
-        project_id: of the caller's key, if it belongs to one.
+        project_id: the project of the caller's API key, if any.
     """
     row = session.get_one(IdempotencyKey, (caller, key))
     row.status, row.headers, row.sealed = answer.status, dict(answer.headers), answer.sealed
@@ -109,13 +109,13 @@ def store(
     if len(answer.body) > MAX_BODY_BYTES:
         return
     body = encryptor.encrypt(answer.body) if answer.sealed else answer.body
-    if _has_room(session, caller, project_id, len(body)):
+    if _add_usage(session, caller, project_id, len(body)):
         row.body = body
         storage.add_answer(session, project_id, len(body))
 
 
-def _has_room(session: Session, caller: str, project_id: str | None, stored: int) -> bool:
-    """Count an answer for its caller and project, unless one of them would exceed its limit."""
+def _add_usage(session: Session, caller: str, project_id: str | None, stored: int) -> bool:
+    """Count an answer for its caller and project. Returns false, and counts nothing, if one has no room."""
     limits = {caller: MAX_CALLER_BYTES}
     if project_id is not None:
         limits[project_id] = MAX_PROJECT_BYTES
@@ -138,13 +138,13 @@ _ADD = text(
 
 
 def _subtract(session: Session, freed: Mapping[str, int]) -> None:
-    row = IdempotencyUsage
     if not freed:
         return
+    usage = IdempotencyUsage
     for holder in sorted(freed):
-        left = row.stored_bytes - freed[holder]
-        session.execute(update(row).where(row.holder == holder).values(stored_bytes=left))
-    session.execute(delete(row).where(row.holder.in_(freed), row.stored_bytes <= 0))
+        left = usage.stored_bytes - freed[holder]
+        session.execute(update(usage).where(usage.holder == holder).values(stored_bytes=left))
+    session.execute(delete(usage).where(usage.holder.in_(freed), usage.stored_bytes <= 0))
 
 
 def abandon(session: Session, caller: str, key: str) -> None:
@@ -154,22 +154,20 @@ def abandon(session: Session, caller: str, key: str) -> None:
 
 def expired(session: Session, kept: timedelta, most: int) -> Sequence[tuple[str, str]]:
     """Keys that can be deleted, oldest first."""
-    row = IdempotencyKey
-    query = select(row.caller, row.key).where(_expired(kept)).order_by(row.created_at).limit(most)
-    return [(caller, key) for caller, key in session.execute(query)]
+    query = select(IdempotencyKey.caller, IdempotencyKey.key).where(_expired(kept))
+    oldest = session.execute(query.order_by(IdempotencyKey.created_at).limit(most))
+    return [(caller, key) for caller, key in oldest]
 
 
 def forget(session: Session, keys: Sequence[tuple[str, str]], kept: timedelta) -> int:
     """Delete those of the keys that are still expired. Returns how many."""
-    row = IdempotencyKey
-    return _forget(session, tuple_(row.caller, row.key).in_(keys) & _expired(kept))
+    which = tuple_(IdempotencyKey.caller, IdempotencyKey.key).in_(keys)
+    return _delete(session, which & _expired(kept))
 
 
-def _forget(session: Session, which: ColumnElement[bool]) -> int:
-    row = IdempotencyKey
-    deleted = session.execute(
-        delete(row).where(which).returning(row.caller, row.project_id, func.length(row.body))
-    ).all()
+def _delete(session: Session, which: ColumnElement[bool]) -> int:
+    columns = (IdempotencyKey.caller, IdempotencyKey.project_id, func.length(IdempotencyKey.body))
+    deleted = session.execute(delete(IdempotencyKey).where(which).returning(*columns)).all()
     freed: Counter[str] = Counter()
     for caller, project_id, stored in deleted:
         freed[caller] += stored or 0

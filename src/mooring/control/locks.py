@@ -1,6 +1,6 @@
 """The order in which rows are locked, so that transactions cannot deadlock: projects by id, one instance
 group, the placement lock, nodes by id, instances by id, then the end of the event log, then the stored bytes
-of projects by id (`db.session.Ending`). SQLite has one writer and needs none of it.
+of projects by id (`db.session.Ending`). SQLite has one writer at a time and needs none of these locks.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ _TRIES = 5
 
 
 def end_of_events(session: Session) -> None:
-    """Taken by every transaction that appends events; only `Ending.COUNTS` takes a lock after it."""
+    """The lock that every transaction takes before it appends events. Only `Ending.COUNTS` locks later."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.events'))"))
 
@@ -27,7 +27,8 @@ def end_of_events(session: Session) -> None:
 def projects(session: Session, project_ids: Iterable[str]) -> dict[str, Project]:
     """Lock projects whose quotas are to be checked.
 
-    Inserting a row that refers to a project takes a shared lock of its key; this lock does not block that.
+    The insert of a row that refers to a project takes a shared lock of the project's key. This lock does not
+    block such inserts.
     """
     query = select(Project).where(Project.id.in_(set(project_ids))).order_by(Project.id)
     query = query.with_for_update(key_share=True)
@@ -36,7 +37,7 @@ def projects(session: Session, project_ids: Iterable[str]) -> dict[str, Project]
 
 
 def project_key(session: Session, project_id: str) -> None:
-    """Lock the project's key, as an insert of a row that refers to it does later, so that a delete waits."""
+    """Lock the project's key, so that a delete of the project waits for the rows that are to refer to it."""
     session.execute(
         select(Project.id).where(Project.id == project_id).with_for_update(read=True, key_share=True)
     )
@@ -45,11 +46,11 @@ def project_key(session: Session, project_id: str) -> None:
 def live_project(session: Session, project_id: str) -> Project:
     """Ensure that a new row in a project cannot be committed after the project was deleted.
 
-    The foreign key of the new row makes it wait for an earlier delete of the project, and a later delete wait
-    for the new row. So it is enough to read the project again before the commit.
+    Because of its foreign key, the insert of the row waits for an earlier delete of the project, and a later
+    delete waits for the insert. So it is enough to read the project again before the commit.
 
     Raises:
-        NotFound: the project was deleted, now or at the end of the transaction.
+        NotFound: the project was deleted. Raised here, or at the end of the transaction.
     """
     row = session.get(Project, project_id)
     if row is None or row.deleted_at is not None:
@@ -76,14 +77,14 @@ def placing(session: Session) -> None:
 
 
 def linking_audit_log(session: Session) -> bool:
-    """Whether this transaction got the lock to chain rows of the audit log, over all replicas."""
+    """Try to take the lock for linking rows of the audit log; returns false while another replica has it."""
     if session.get_bind().dialect.name != "postgresql":
         return True
     return bool(session.scalar(text("SELECT pg_try_advisory_xact_lock(hashtext('mooring.audit_links'))")))
 
 
 def signing_on(session: Session) -> None:
-    """One transaction at a time creates users at their first sign-on, over all replicas."""
+    """One transaction at a time creates or updates users at their sign-on, over all replicas."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.signing_on'))"))
 
@@ -110,12 +111,12 @@ def instances_on(
     session: Session, node_id: str, instance_ids: Iterable[str] | None = None
 ) -> Sequence[Instance]:
     """Lock the live instances of a node that the caller has locked: all, or those of `instance_ids`."""
-    here = [Instance.node_id == node_id, Instance.deleted_at.is_(None)]
+    conditions = [Instance.node_id == node_id, Instance.deleted_at.is_(None)]
     if instance_ids is not None:
-        here.append(Instance.id.in_(set(instance_ids)))
+        conditions.append(Instance.id.in_(set(instance_ids)))
     query = (
         select(Instance)
-        .where(*here)
+        .where(*conditions)
         .order_by(Instance.id)
         .options(defer(Instance.spec))  # large, and rarely needed here
         .with_for_update()
@@ -129,28 +130,29 @@ def instance(session: Session, access: Access, instance_id: str) -> tuple[Instan
     Raises:
         NotFound: the instance does not exist, is deleted, or belongs to another project.
         Forbidden: the caller may see it, but may not do this.
+        Conflict: it was placed again and again while this tried to lock it.
     """
     for _ in range(_TRIES):
-        # If it was placed meanwhile, the savepoint releases its lock: its new node must be locked first.
+        # After a move, the rollback to the savepoint unlocks the instance: the new node must be locked first.
         with suppress(_Moved), session.begin_nested():
-            return _with_its_node(session, access, instance_id)
+            return _locked_with_node(session, access, instance_id)
     raise Conflict(f"instance {instance_id} keeps moving between nodes; try again")
 
 
 class _Moved(Exception):
-    """The instance is on another node than the one that was locked for it."""
+    """The node of the instance has changed since it was read, so another node is locked."""
 
 
-def _with_its_node(session: Session, access: Access, instance_id: str) -> tuple[Instance, Node | None]:
+def _locked_with_node(session: Session, access: Access, instance_id: str) -> tuple[Instance, Node | None]:
     node_id = session.scalar(select(Instance.node_id).where(Instance.id == instance_id))
-    on = node(session, node_id) if node_id else None
+    locked_node = node(session, node_id) if node_id else None
     row = instances(session, [instance_id]).get(instance_id)
     if row is None or row.deleted_at is not None:
         raise NotFound(f"no instance {instance_id}")
     access.require(row.project_id, f"no instance {instance_id}")
     if row.node_id != node_id:
         raise _Moved
-    return row, on
+    return row, locked_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ def group(session: Session, access: Access, group_id: str) -> LockedGroup:
     Raises:
         NotFound: the group does not exist, is deleted, or belongs to another project.
         Forbidden: the caller may see it, but may not do this.
+        Conflict: members were placed again and again while this tried to lock them.
     """
     query = select(InstanceGroup).where(InstanceGroup.id == group_id).with_for_update(key_share=True)
     row = session.scalar(query.execution_options(populate_existing=True))
@@ -176,16 +179,15 @@ def group(session: Session, access: Access, group_id: str) -> LockedGroup:
     access.require(row.project_id, f"no instance group {group_id}")
     for _ in range(_TRIES):
         with suppress(_Moved), session.begin_nested():
-            return _with_its_members(session, row)
+            return _locked_with_members(session, row)
     raise Conflict(f"members of instance group {group_id} keep moving between nodes; try again")
 
 
-def _with_its_members(session: Session, row: InstanceGroup) -> LockedGroup:
-    homes = dict(
-        session.execute(select(Instance.id, Instance.node_id).where(Instance.group_id == row.id)).all()
-    )
-    on = nodes(session, filter(None, homes.values()))
-    rows = instances(session, homes)
-    if any(member.node_id != homes[member.id] for member in rows.values()):
+def _locked_with_members(session: Session, row: InstanceGroup) -> LockedGroup:
+    query = select(Instance.id, Instance.node_id).where(Instance.group_id == row.id)
+    node_ids = dict(session.execute(query).all())
+    locked_nodes = nodes(session, filter(None, node_ids.values()))
+    members = instances(session, node_ids).values()
+    if any(member.node_id != node_ids[member.id] for member in members):
         raise _Moved
-    return LockedGroup(row, sorted(rows.values(), key=lambda member: member.group_rank or 0), on)
+    return LockedGroup(row, sorted(members, key=lambda member: member.group_rank or 0), locked_nodes)

@@ -2,7 +2,7 @@
 
 Each sweep finds a batch of rows by their wall-clock times, then deletes those that are still due in a short
 transaction (loops/retention.py). Never purged: the audit log, the GPU ledger (`allocations`,
-`instance_records`), and rows that others refer to.
+`instance_records`), and rows that other rows refer to.
 """
 
 from abc import ABC, abstractmethod
@@ -44,7 +44,7 @@ _MIN_DELETED_AGE = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RetentionTimes:
     """How long rows are kept."""
 
     deleted: timedelta
@@ -64,7 +64,7 @@ class Sweep(ABC):
         """Delete those of the rows that are still due. Returns how many."""
 
 
-def sweeps(kept: Kept, limits: StorageLimits) -> list[Sweep]:
+def sweeps(kept: RetentionTimes, limits: StorageLimits) -> list[Sweep]:
     """All sweeps, ordered so that rows are deleted before those they refer to."""
     before = now() - kept.deleted
     return [
@@ -108,13 +108,13 @@ class _Rows(Sweep):
 
 
 def _dead_key(before: datetime) -> ColumnElement[bool]:
-    """Not admin keys without a user: the settings may contain one, which would be installed again."""
+    """Ended keys, except keys of the service: the next start would install the settings' admin key again."""
     ended = or_(ApiKey.revoked_at < before, ApiKey.expires_at < before)
     return ended & or_(ApiKey.project_id.is_not(None), ApiKey.user_id.is_not(None))
 
 
 def _unused_user(before: datetime) -> ColumnElement[bool]:
-    """Not users of a sign-on issuer: the deleted row is what rejects their tokens."""
+    """Deleted users without references. Not those of a sign-on issuer: their rows reject their tokens."""
     referred = or_(exists().where(Member.user_id == User.id), exists().where(ApiKey.user_id == User.id))
     return (User.deleted_at < before) & User.issuer.is_(None) & ~referred
 
@@ -138,7 +138,7 @@ class _Instances(Sweep):
 class _InstancesOfFullProjects(Sweep):
     """Deleted instances of projects above half of their storage, oldest first.
 
-    Their events are kept as long as others, so that a project cannot delete events that others still read.
+    Their events are kept as long as all events: a full project must not delete what other readers need.
     """
 
     def __init__(self, limits: StorageLimits) -> None:
@@ -176,15 +176,15 @@ def _stored_bytes() -> ColumnElement[int]:
 
 
 def _purge(session: Session, keys: Sequence[str], due: ColumnElement[bool]) -> list[str]:
-    row = Instance
     names = [column.name for column in InstanceRecord.__table__.columns]
-    columns = [(row.attempt if name == "attempts" else getattr(row, name)).label(name) for name in names]
-    query = select(_stored_bytes(), *columns).where(row.id.in_(keys), due, ~_holds_gpus())
-    rows = session.execute(query.order_by(row.id).with_for_update(skip_locked=True)).mappings().all()
+    columns = [getattr(Instance, "attempt" if name == "attempts" else name).label(name) for name in names]
+    query = select(_stored_bytes(), *columns).where(Instance.id.in_(keys), due, ~_holds_gpus())
+    query = query.order_by(Instance.id).with_for_update(skip_locked=True)
+    rows = session.execute(query).mappings().all()
     if records := [{name: each[name] for name in names} for each in rows if each["attempts"]]:
         session.execute(insert(InstanceRecord), records)
     purged = [each["id"] for each in rows]
-    session.execute(delete(row).where(row.id.in_(purged)))
+    session.execute(delete(Instance).where(Instance.id.in_(purged)))
     freed: Counter[str] = Counter()
     for each in rows:
         freed[each["project_id"]] += each["stored_bytes"]
@@ -203,11 +203,11 @@ class _Groups(Sweep):
         return session.scalars(select(InstanceGroup.id).where(self._due).limit(most)).all()
 
     def remove(self, session: Session, keys: Sequence[str]) -> int:
-        row = InstanceGroup
-        stored = func.length(cast(row.template, String)) + func.length(cast(row.labels, String))
-        gone = delete(row).where(row.id.in_(keys), self._due).returning(row.project_id, stored)
+        group = InstanceGroup
+        stored = func.length(cast(group.template, String)) + func.length(cast(group.labels, String))
+        statement = delete(group).where(group.id.in_(keys), self._due).returning(group.project_id, stored)
+        rows = session.execute(statement).all()
         freed: Counter[str] = Counter()
-        rows = session.execute(gone).all()
         for project_id, size in rows:
             freed[project_id] += size
         storage.subtract(session, freed)
@@ -220,7 +220,7 @@ _PROJECT_TABLES = (
 
 
 class _Projects(Sweep):
-    """Deleted projects that nothing refers to, which are those that never had a GPU."""
+    """Deleted projects that nothing refers to, which are those that never had a placed instance."""
 
     def __init__(self, before: datetime) -> None:
         referred = or_(*(exists().where(table.project_id == Project.id) for table in _PROJECT_TABLES))
@@ -256,7 +256,7 @@ class _Events(Sweep):
 
 
 def last_activity(session: Session) -> datetime | None:
-    """The newest time in the database: the wall clock has reached it before."""
+    """The time of the newest event or heartbeat, which the wall clock has already reached; None: no rows."""
     event = session.scalar(select(Event.at).order_by(Event.seq.desc()).limit(1))
     heartbeat = session.scalar(select(func.max(Node.last_heartbeat_at)))
     return max(filter(None, (event, heartbeat)), default=None)

@@ -14,14 +14,14 @@ _CHANGED = "mooring.changed_nodes"
 
 
 def changed(session: Session, *node_ids: str | None) -> None:
-    """Mark nodes as changed for the scheduler, in anything that a `NodeView` shows.
+    """Increment the revisions of nodes, after a change of anything that a `NodeView` shows.
 
     That is: allocations and their ends, GPUs and their health, facts, flags and reserved GPUs. The caller has
     locked the nodes.
     """
     for node_id in filter(None, node_ids):
         _remember(session, [node_id])
-        # Written with the row's next flush, which most callers cause anyway.
+        # Written with the next flush, which most callers cause anyway.
         session.get_one(Node, node_id).revision = Node.revision + 1
 
 
@@ -33,7 +33,7 @@ def changed_many(session: Session, node_ids: Iterable[str]) -> None:
 
 
 def notify_nodes(session: Session, node_ids: Iterable[str]) -> None:
-    """As `changed_many`, and increments each generation, so that waiting calls of the agents return."""
+    """As `changed_many`; also increments the generations, so that waiting calls of the agents return."""
     ids = sorted(set(node_ids))
     _remember(session, ids)
     _update(session, ids, revision=Node.revision + 1, generation=Node.generation + 1)
@@ -50,5 +50,5 @@ def _remember(session: Session, node_ids: Iterable[str]) -> None:
 
 
 def changed_here(session: Session) -> frozenset[str]:
-    """Nodes that this transaction has changed: their new revisions do not count until it commits."""
+    """Nodes that this transaction has changed: no cache may store their new revisions before the commit."""
     return frozenset(session.info.get(_CHANGED, ()))

@@ -1,7 +1,7 @@
-"""Permissions, roles, and the `Access` that every operation checks.
+"""Permissions, roles, and the `Access` that every operation takes to check its caller.
 
-A caller is an API key or a signed-on person. Permissions are per project; an admin has all of them. Resources
-that the caller cannot see are not found (404); operations that they may not call are forbidden (403).
+A caller is an API key, person, node or join token, or the service itself. Permissions are per project; an
+admin has all. Resources that the caller cannot see are not found (404); calls without permission get 403.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from mooring.core.errors import Forbidden, NotFound, ProjectRequired
 
 
 class Permission(StrEnum):
-    """What an operation may require. All but OWN can be scopes of a key."""
+    """What an operation can require. All but OWN can be scopes of a key."""
 
     READ = "instances:read"
     WRITE = "instances:write"
@@ -45,14 +45,14 @@ NONE: Final[frozenset[Permission]] = frozenset()
 
 
 def role_of(granted: frozenset[Permission]) -> Role | None:
-    """The highest role whose permissions are all included; null: none."""
+    """The highest role of which all permissions are granted; null: none."""
     return next((role for role in reversed(Role) if granted >= ROLE_PERMISSIONS[role]), None)
 
 
 def key_permissions(role: Role | None, scopes: frozenset[Permission]) -> frozenset[Permission]:
-    """The permissions of a key: those of its role, restricted to its scopes if it has any.
+    """The permissions of a key: those of its role, restricted to its scopes if the key has any.
 
-    A key without a role has the permissions of its scopes. An owner's key with scopes loses OWN.
+    A key without a role has the permissions of its scopes. A key with the role owner and scopes lacks OWN.
     """
     if role is None:
         return scopes
@@ -61,14 +61,13 @@ def key_permissions(role: Role | None, scopes: frozenset[Permission]) -> frozens
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The identity behind a credential, maybe cached for a short time.
+    """The identity behind a credential. It may be cached for a short time.
 
     Attributes:
-        id: of the key or person; idempotency keys and rate limits are per id.
+        id: of the key, person or node; idempotency keys and rate limits are per id.
         permissions: by project; a project that is not listed is not visible.
-        everywhere: permissions in all projects and the service; admins have `admin`.
-        role: in the project of a key, for `/v1/me`.
-        home: the default project of a caller with several; null: requests must name the project.
+        everywhere: permissions in all projects and in the service; admins have `admin`.
+        home: the default project of a person with several; null: requests must name the project.
     """
 
     id: str
@@ -76,7 +75,6 @@ class Caller:
     name: str
     user_id: str | None = None
     project_id: str | None = None
-    role: Role | None = None
     permissions: Mapping[str, frozenset[Permission]] = field(default_factory=dict)
     everywhere: frozenset[Permission] = NONE
     home: str | None = None
@@ -102,11 +100,11 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The caller, permission and origin of a request. Every operation takes one, so none can skip the check.
+    """The caller and origin of a request, and the permission that its operation requires.
 
     Attributes:
-        permission: required by the operation (see the table in `api/auth/rules.py`).
-        action: its name in the audit log; null: it is not recorded.
+        permission: as in the table in `api/auth/rules.py`.
+        action: the operation's name in the audit log; null: the operation is not recorded.
         address: of the client, if known.
     """
 
@@ -146,31 +144,34 @@ class Access:
     def project(self, project_id: str | None, default: str) -> str:
         """The project of a new resource: the requested one, else the caller's only project or home.
 
+        Args:
+            default: the project if a caller with the permission in all projects named none.
+
         Raises:
             NotFound, Forbidden: as `require`.
-            ProjectRequired: the caller has several projects and named none.
+            ProjectRequired: the caller named no project, and has several but no home.
         """
         if project_id is not None:
             self.require(project_id, f"no project {project_id}")
             return project_id
         if self.projects is None:
             return default
-        if len(self.projects) != 1 and self.caller.home in self.projects:
+        if len(self.projects) == 1:
+            return next(iter(self.projects))
+        if self.caller.home in self.projects:
             return self.caller.home
-        if len(self.projects) != 1:
-            raise ProjectRequired("you are in several projects; set project_id")
-        return next(iter(self.projects))
+        raise ProjectRequired("you are in several projects; set project_id")
 
 
 def lacking(permission: Permission) -> Forbidden:
     needed = {
         Permission.OWN: "the role owner in this project",
-        Permission.ADMIN: "an admin",
+        Permission.ADMIN: "admin rights",
     }.get(permission, f"the scope {permission}")
-    return Forbidden(f"this needs {needed}, which your credentials do not give", needed=str(permission))
+    return Forbidden(f"this needs {needed}, which your credentials do not have", needed=str(permission))
 
 
-# Actions of the service itself: loops, and effects of reports. They are not in the audit log.
+# For actions of the service itself, which the audit log does not record: loops, and effects of reports.
 SYSTEM: Final = Access(
     Caller("system", "system", "mooring", everywhere=frozenset({Permission.ADMIN})), Permission.ADMIN
 )

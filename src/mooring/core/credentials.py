@@ -13,5 +13,5 @@ def hashed(secret: str) -> str:
 
 
 def matches(secret: str, stored_hash: str) -> bool:
-    """Compare in constant time."""
+    """Whether the secret has the stored hash, compared in constant time."""
     return hmac.compare_digest(hashed(secret), stored_hash)

@@ -1,7 +1,7 @@
 """Disk space: what a node reports, and what an instance takes.
 
 An instance writes to its container's own layer. `disk_mib` limits that layer if the node's storage driver can
-enforce it. The scheduler accounts for it on every node that reports its disk.
+enforce a limit. The scheduler counts `disk_mib` on every node that reports its disk, enforced or not.
 """
 
 from typing import Annotated, Final
@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mooring.core.text import Text
 
-# Limit of an instance without `disk_mib`. On a small node it is a 32nd of the allocatable disk, so that a few
+# The limit of an instance without `disk_mib`; on a small node, a 32nd of the allocatable disk, so that a few
 # instances do not fill the node.
 DEFAULT_DISK_MIB: Final = 10 * 1024
-SMALLEST_SHARES: Final = 32
+SMALL_NODE_DIVISOR: Final = 32
 
 
 class DiskFacts(BaseModel):
@@ -35,4 +35,4 @@ def default_disk_mib(allocatable_mib: int | None) -> int:
     """The limit of an instance without `disk_mib` on a node; null: the node does not report its disk."""
     if allocatable_mib is None:
         return DEFAULT_DISK_MIB
-    return min(DEFAULT_DISK_MIB, allocatable_mib // SMALLEST_SHARES)
+    return min(DEFAULT_DISK_MIB, allocatable_mib // SMALL_NODE_DIVISOR)

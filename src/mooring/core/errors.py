@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 
 class MooringError(Exception):
-    """An error response; `fields` become members of the problem document.
+    """An error that becomes a response; `fields` become members of its problem document.
 
     Subclasses inherit the status, the title and `retryable`, unless they set them.
 
     Attributes:
-        by_code: all subclasses.
+        by_code: all subclasses, by their code.
         retry_after_s: after how many seconds a retry may succeed; None: unknown.
     """
 
@@ -88,8 +88,8 @@ class InsufficientCapacity(
     Conflict, code="insufficient_capacity", title="No node can host this now", retryable=True
 ): ...
 class InvalidTransition(Conflict, code="invalid_transition", title="The instance's state forbids this"): ...
-class MemberOfGroup(Conflict, code="member_of_group", title="It is a member of a group"):
-    """Only the whole group can do this. Fields: `group_id`."""
+class MemberOfGroup(Conflict, code="member_of_group", title="The instance is a member of a group"):
+    """The operation is only possible on the whole group. Fields: `group_id`."""
 class NameTaken(Conflict, code="name_taken", title="Name already taken"): ...
 class NodeInUse(Conflict, code="node_in_use", title="The node has instances"): ...
 class NodeNameMissing(Conflict, code="node_name_missing"): ...
@@ -108,7 +108,7 @@ class Gone(MooringError, code="events_expired", status=410, title="No longer sto
 class StreamClosed(Gone, code="stream_closed"): ...
 
 class PreconditionFailed(
-    MooringError, code="precondition_failed", status=412, title="It changed since you read it"
+    MooringError, code="precondition_failed", status=412, title="The resource has changed since you read it"
 ): ...
 
 class TooLarge(MooringError, code="body_too_large", status=413, title="Request body too large"): ...
@@ -118,7 +118,7 @@ class UnsupportedMediaType(
 ): ...
 
 class Invalid(MooringError, code="validation_failed", status=422, title="The request is not valid"):
-    """A well-formed request that asks for something impossible. `errors` name each place in the body."""
+    """A well-formed request for something impossible. The member `errors` lists the invalid fields."""
 class BadPeriod(Invalid, code="bad_period"): ...
 class ExpiryInPast(Invalid, code="expired"): ...
 class IdempotencyKeyReused(

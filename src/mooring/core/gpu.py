@@ -1,4 +1,4 @@
-"""A GPU: facts that NVML reports once, samples that it reports live, and matching of models."""
+"""A GPU: facts from NVML's inventory, live samples, the size of MIG devices, and matching of models."""
 
 import re
 from enum import StrEnum
@@ -12,7 +12,7 @@ from mooring.core.text import GpuUuid, Text, printable
 class Health(StrEnum):
     HEALTHY = "healthy"
     QUARANTINED = "quarantined"  # present, but not allocated until an admin or a self-test clears it
-    LOST = "lost"  # the node no longer lists it, or the driver reports that it fell off the bus
+    LOST = "lost"  # the node no longer lists the GPU, or the driver reports that it fell off the bus
 
 
 class _Fact(BaseModel):
@@ -51,9 +51,7 @@ class GpuFacts(_Fact):
     mig_devices: list[MigDevice] = []
     compute_capability: Text | None = None
     power_limit_w: float | None = None
-    fault: Annotated[Text | None, Field(description="why it cannot be used: gpu_lost, reset_required, …")] = (
-        None
-    )
+    fault: Annotated[Text | None, Field(description="why it is unusable: gpu_lost, reset_required, …")] = None
     recovery_action: Annotated[
         Text | None, Field(description="action that the driver asks for: none, reset_required, …")
     ] = None
@@ -68,7 +66,7 @@ class Process(_Fact):
     name: Annotated[Text | None, AfterValidator(lambda name: printable(name) if name else name)]
     memory_used_mib: int | None
     instance_id: Text | None = None
-    mig_uuid: Annotated[Text | None, Field(description="the MIG device that it runs on")] = None
+    mig_uuid: Annotated[Text | None, Field(description="the MIG device that the process runs on")] = None
 
 
 class MigSample(_Fact):
@@ -103,9 +101,9 @@ class Sample(_Fact):
 def mig_milli(profile: str) -> int:
     """The size of a MIG device in thousandths of its GPU: compute slices divided by seven, rounded down.
 
-    All GPUs but the A30 (four) have seven slices, so all devices of a GPU together never exceed it. A compute
-    instance within a device (`1c.3g.20gb`) counts by its own slices. A profile that cannot be parsed, from an
-    older agent, counts as the whole GPU.
+    All GPUs but the A30 (four) have seven slices, so all devices of a GPU add up to at most the whole GPU. A
+    compute instance within a device (`1c.3g.20gb`) counts by its own slices. A profile that cannot be parsed,
+    from an older agent, counts as the whole GPU.
     """
     slices = re.match(r"(\d{1,2})[cg]", profile)
     return max(1, min(1000, 1000 * int(slices[1]) // 7)) if slices else 1000

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from mooring.core.instance.state import ENDED, DesiredState, State
 
-# One scheduling cycle places all members, in one transaction.
+# Bounded, because one scheduling cycle places all members in one transaction.
 MAX_MEMBERS: Final = 64
 # The group's name followed by a rank must still be a valid name.
 LONGEST_NAME: Final = 60
@@ -25,8 +25,8 @@ class GroupState(StrEnum):
     """The state of a group, derived from its members."""
 
     PENDING = "pending"  # all members wait
-    STARTING = "starting"  # placed, but not every member runs yet
-    RUNNING = "running"
+    STARTING = "starting"  # neither do all members wait, nor do all run
+    RUNNING = "running"  # every member runs or has succeeded
     UNREACHABLE = "unreachable"  # the node of a member does not report
     STOPPING = "stopping"
     STOPPED = "stopped"
@@ -43,24 +43,24 @@ def group_state(members: Collection[State], desired: DesiredState, *, failed: bo
     Args:
         failed: a member's failure made the group fail.
     """
-    living = [state for state in members if state is not State.DELETED]
-    if all(state in ENDED for state in living):
-        return _ended(living, desired, failed=failed)
+    remaining = [state for state in members if state is not State.DELETED]
+    if all(state in ENDED for state in remaining):
+        return _ended(remaining, desired, failed=failed)
     if desired is not DesiredState.RUNNING or failed:
         return GroupState.STOPPING
-    if State.UNREACHABLE in living:
+    if State.UNREACHABLE in remaining:
         return GroupState.UNREACHABLE
-    if all(state is State.PENDING for state in living):
+    if all(state is State.PENDING for state in remaining):
         return GroupState.PENDING
-    if all(state in {State.RUNNING, State.SUCCEEDED} for state in living):
+    if all(state in {State.RUNNING, State.SUCCEEDED} for state in remaining):
         return GroupState.RUNNING
-    return GroupState.STOPPING if State.STOPPING in living else GroupState.STARTING
+    return GroupState.STOPPING if State.STOPPING in remaining else GroupState.STARTING
 
 
-def _ended(living: Collection[State], desired: DesiredState, *, failed: bool) -> GroupState:
-    if failed or (desired is DesiredState.RUNNING and State.FAILED in living):
+def _ended(remaining: Collection[State], desired: DesiredState, *, failed: bool) -> GroupState:
+    if failed or (desired is DesiredState.RUNNING and State.FAILED in remaining):
         return GroupState.FAILED
-    if living and all(state is State.SUCCEEDED for state in living):
+    if remaining and all(state is State.SUCCEEDED for state in remaining):
         return GroupState.SUCCEEDED
     return GroupState.STOPPED
 

@@ -1,11 +1,11 @@
-"""Normalized image names, and the patterns of images that a project may run (R15).
+"""Normalized image names, and the patterns of images that a project may run (security rule R15).
 
 `busybox` is `docker.io/library/busybox:latest`. Patterns match the normalized name, so that no spelling
 evades a rule. A pattern is `registry/repository`; tags and digests are ignored:
 
 - `*` matches any characters, or none. In a repository it also matches `/`.
-- The part before the first `/` is a registry if it contains a dot or a colon or is `localhost`, as in image
-  names. A pattern without a registry is for Docker Hub (`docker.io`, also known as `index.docker.io`).
+- The part before the first `/` is a registry if it has a dot, a colon or a capital, or is `localhost`, as in
+  image names. A pattern without a registry is for Docker Hub (`docker.io`, or `index.docker.io`).
 - An official image has two names: `docker.io/library/busybox` and `docker.io/busybox`.
 - `*` alone matches every image of every registry.
 """
@@ -35,6 +35,8 @@ class ImageName:
         head, slash, last = name.rpartition("/")
         last, _, tag = last.partition(":")
         registry, path = _split(head + slash + last)
+        if registry == DOCKER_HUB and "/" not in path:
+            path = f"{_OFFICIAL}{path}"
         return cls(registry, f"{registry}/{path}", tag or None, digest or None)
 
     def pinned(self, digest: str | None) -> Self:
@@ -62,16 +64,15 @@ def registry_host(server: str) -> str:
 def is_allowed(image: str, patterns: Iterable[str]) -> bool:
     """Whether one of the patterns matches the image."""
     name = ImageName.parse(image)
-    return any(_names(pattern, name) for pattern in patterns)
+    return any(_matches(pattern, name) for pattern in patterns)
 
 
-def _names(pattern: str, image: ImageName) -> bool:
+def _matches(pattern: str, image: ImageName) -> bool:
     if pattern == _EVERY:
         return True
-    first, slash, rest = pattern.partition("/")
-    host, path = (registry_host(first), rest) if slash and _is_host(first) else (DOCKER_HUB, pattern)
     # Match host and path separately: `*.example.com/x` must not match `evil.net/a.example.com/x`.
-    return _matches(host, image.registry) and any(_matches(path, known) for known in _paths(image))
+    host, path = _split(pattern)
+    return _glob_matches(host, image.registry) and any(_glob_matches(path, each) for each in _paths(image))
 
 
 def _paths(image: ImageName) -> tuple[str, ...]:
@@ -80,7 +81,7 @@ def _paths(image: ImageName) -> tuple[str, ...]:
     return image.path, image.path.removeprefix(_OFFICIAL)
 
 
-def _matches(pattern: str, text: str) -> bool:
+def _glob_matches(pattern: str, text: str) -> bool:
     """Glob with `*` only, in linear time; a regular expression with many stars may take exponential time."""
     first, *others = pattern.split("*")
     if not others:
@@ -98,10 +99,9 @@ def _matches(pattern: str, text: str) -> bool:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """The first part is a host if it looks like one (Docker's rule), else all is a path on Docker Hub."""
+    """Host and path. The host is the first part if it looks like one (Docker's rule), else Docker Hub."""
     first, slash, rest = name.partition("/")
-    host, path = (registry_host(first), rest) if slash and _is_host(first) else (DOCKER_HUB, name)
-    return host, f"{_OFFICIAL}{path}" if host == DOCKER_HUB and "/" not in path else path
+    return (registry_host(first), rest) if slash and _is_host(first) else (DOCKER_HUB, name)
 
 
 def _is_host(first: str) -> bool:

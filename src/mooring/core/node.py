@@ -41,11 +41,11 @@ class NodeFacts(BaseModel):
     driver_version: Text | None = None
     cuda_version: Text | None = None
     swarm: SwarmFacts | None = None
-    disk: Annotated[DiskFacts | None, Field(description="null: not measured, or the agent is older")] = None
+    disk: Annotated[DiskFacts | None, Field(description="null: not measured, or by an older agent")] = None
     mps: Annotated[bool, Field(description="the CUDA MPS daemon runs and enforces shares of GPUs")] = False
     grants: Annotated[
         bool,
-        Field(description="its agent supports shares and MIG devices; older ones allocate whole GPUs only"),
+        Field(description="its agent supports shares and MIG devices; older agents support whole GPUs only"),
     ] = False
     asks_for_secrets: Annotated[
         bool,
@@ -62,20 +62,20 @@ class NodeFacts(BaseModel):
 
 
 def allocatable_memory_mib(memory_mib: int) -> int:
-    """Memory for instances: all but 2 %, at least 512 MiB, which stay for the system and the agent.
+    """Memory for instances. The system and the agent keep 2 %, but at least 512 MiB, and at most half.
 
     If the memory limits of all instances added up to the whole memory, the kernel might kill sshd or dockerd.
     """
     return memory_mib - min(max(512, memory_mib // 50), memory_mib // 2)
 
 
-def fair_share(total: int, gpus_asked: int, gpus_total: int) -> int:
+def proportional(total: int, gpus: int, gpus_total: int) -> int:
     """The part of a node's CPUs or memory in proportion to a number of its GPUs, rounded down."""
-    return total * gpus_asked // gpus_total
+    return total * gpus // gpus_total
 
 
 def state_of(*, silent: bool, problem: bool, draining: bool, cordoned: bool) -> NodeState:
-    """The state of a node, worst first: a cordoned node that stops reporting is unreachable."""
+    """The worst state that applies: a cordoned node that stops reporting is unreachable."""
     if silent:
         return NodeState.UNREACHABLE
     if problem:

@@ -14,6 +14,6 @@ class Policy(BaseModel):
         Field(description="backfill slots for the first pending request only, or for each"),
     ] = "easy"
     usage_half_life_s: Annotated[float, Field(gt=0)] = 7 * 86_400.0
-    # Requests that waited longer come first within their priority.
+    # Requests that have waited longer come first within their priority.
     overdue_after_s: Annotated[float, Field(ge=0)] = 86_400.0
     preemption_min_run_s: Annotated[float, Field(ge=0)] = 300.0  # newer placements are not evicted

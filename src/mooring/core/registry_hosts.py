@@ -18,10 +18,10 @@ _INTERNAL: Final = frozenset({
     "localhost", "local", "internal", "localdomain", "home.arpa", "lan", "intranet", "corp", "home",
     "private",
 })  # fmt: skip
-# In a public range, but answered by the hypervisor: Azure's WireServer.
+# A public address that the hypervisor answers: Azure's WireServer.
 _METADATA: Final = frozenset({ip_address("168.63.129.16")})
 _NAT64: Final = ip_network("64:ff9b::/96")
-# In addition to `is_global`, which differs between Python releases. Oracle's metadata is in here.
+# Not public, although `is_global` of some Python releases differs. 192.0.0.0/24 has Oracle Cloud's metadata.
 _NOT_PUBLIC: Final = tuple(
     map(
         ip_network,
@@ -47,10 +47,10 @@ class RegistryRules:
 
     def allows(self, registry: str, project_id: str) -> bool:
         """Whether a project may use this registry, `host[:port]`."""
-        return not is_inside(registry) or self.lists(registry, project_id)
+        return not is_internal(registry) or self.lists(registry, project_id)
 
     def lists(self, registry: str, project_id: str) -> bool:
-        """Whether an admin has listed it, so that it may have any address."""
+        """Whether the registry may have any address: listed by an admin, or on the project's loopback."""
         host = host_of(registry)
         if project_id == self.loopback_project and is_loopback(host):
             return True
@@ -65,7 +65,7 @@ def host_of(registry: str) -> str:
     return text.partition(":")[0].rstrip(".")
 
 
-def is_inside(registry: str) -> bool:
+def is_internal(registry: str) -> bool:
     """Whether this name or address is not on the public internet.
 
     A public name may still resolve to an internal address: the node checks that before a pull.
@@ -73,7 +73,7 @@ def is_inside(registry: str) -> bool:
     if registry_host(registry) == DOCKER_HUB:
         return False
     host = host_of(registry)
-    if (address := literal(host)) is not None:
+    if (address := parse_address(host)) is not None:
         return not is_public(address)
     labels = host.split(".")
     if len(labels) < 2 or "" in labels or _is_number(labels[-1]):
@@ -81,8 +81,8 @@ def is_inside(registry: str) -> bool:
     return labels[-1] in _INTERNAL or ".".join(labels[-2:]) in _INTERNAL
 
 
-def literal(host: str) -> Address | None:
-    """Parse an address as resolvers do, IPv4 also in short, octal and hexadecimal forms."""
+def parse_address(host: str) -> Address | None:
+    """Parse an address as resolvers do, IPv4 also in short, octal and hexadecimal forms; null: a name."""
     try:
         return ip_address(host.partition("%")[0])
     except ValueError:
@@ -92,10 +92,11 @@ def literal(host: str) -> Address | None:
 
 def _as_inet_aton(labels: Sequence[str]) -> IPv4Address | None:
     """`127.1`, `0x7f.1`, `017700000001`, `2130706433`: the last number fills the remaining bytes."""
-    numbers = [_number(label) for label in labels]
-    *first, last = [-1 if number is None else number for number in numbers]
-    remaining_bits = 8 * (4 - len(first))
-    if len(numbers) > 4 or not 0 <= last < 1 << remaining_bits or any(not 0 <= each < 256 for each in first):
+    numbers = [number for label in labels if (number := _number(label)) is not None]
+    if len(numbers) < len(labels) or len(numbers) > 4:
+        return None
+    *first, last = numbers
+    if any(number > 255 for number in first) or last >= 256 ** (4 - len(first)):
         return None
     return IPv4Address(int.from_bytes([*first, 0, 0, 0, 0][:4]) | last)
 
@@ -114,8 +115,8 @@ def _number(label: str) -> int | None:
 
 
 def _is_number(label: str) -> bool:
-    """Whether the last label is a number: no such top-level domain exists."""
-    return label.isdigit() or (_number(label) is not None and label[0].isdigit())
+    """Whether a label is a number. No top-level domain is."""
+    return label.isdigit() or _number(label) is not None
 
 
 def is_public(address: Address) -> bool:
@@ -138,7 +139,7 @@ def _embedded(address: Address) -> Iterable[IPv4Address]:
 
 
 def is_loopback(host: str) -> bool:
-    address = literal(host)
+    address = parse_address(host)
     return host == "localhost" if address is None else address.is_loopback
 
 
@@ -157,6 +158,6 @@ def _matches(pattern: str, registry: str, host: str) -> bool:
     return pattern in {registry, host} and bool(host)
 
 
-def inside_of(addresses: Collection[Address]) -> list[Address]:
+def internal_addresses(addresses: Collection[Address]) -> list[Address]:
     """The addresses that are not on the public internet."""
     return [address for address in addresses if not is_public(address)]

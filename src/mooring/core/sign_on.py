@@ -9,7 +9,7 @@ from mooring.core.access import Role
 
 @dataclass(frozen=True, slots=True)
 class RoleGrant:
-    """A role in the existing project of that name; without project and role, admin rights."""
+    """A role in the project of this name, if that project exists; without project and role, admin rights."""
 
     project: str | None = None
     role: Role | None = None
@@ -42,7 +42,7 @@ def parse_grants(text: str) -> dict[str, tuple[RoleGrant, ...]]:
     """Parse `{"admins": "admin", "vision": ["vision:member"]}` or `admins=admin,vision=vision:member`.
 
     Raises:
-        ValueError: the text is neither; the message names the wrong part.
+        ValueError: the text has neither form; the message says why.
     """
     if text.lstrip().startswith("{"):
         pairs = _pairs_of_json(text)
@@ -81,6 +81,6 @@ def _grant(text: str) -> RoleGrant:
     return RoleGrant(project, Role(role))
 
 
-def given(grants: Grants, values: Iterable[str]) -> frozenset[RoleGrant]:
-    """All grants of these values of the roles claim."""
+def granted_by(values: Iterable[str], grants: Grants) -> frozenset[RoleGrant]:
+    """All that these values of the roles claim grant."""
     return frozenset(grant for value in values for grant in grants.get(value, ()))

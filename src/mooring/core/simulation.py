@@ -20,7 +20,7 @@ _MIG_RESERVED_MIB = 512  # approximate, per device
 class GpuModel:
     """What NVML reports of a GPU: its full name, `memory_mib` as in `nvidia-smi`, and its NVLink topology.
 
-    `nvlink` is the number of links to every other GPU behind an NVSwitch; a `cube_mesh` (V100) has no switch.
+    `nvlink` counts a GPU's links to each other GPU through an NVSwitch; a `cube_mesh` (V100) has no switch.
     """
 
     name: str
@@ -53,7 +53,7 @@ MODELS = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class SimulatedFleet:
-    """`nodes` equal nodes, each with `gpus` GPUs of a `model` of MODELS, with the same MIG devices."""
+    """`nodes` nodes with `gpus` GPUs of `model` (a key of MODELS); each GPU has the MIG devices `mig`."""
 
     nodes: int
     gpus: int
@@ -62,8 +62,8 @@ class SimulatedFleet:
     mps: bool = False
 
 
-def parse_simulate(text: str) -> SimulatedFleet:
-    """Parse one fleet, `2x8xH100:mps`; raise ValueError that says what is wrong."""
+def parse_fleet(text: str) -> SimulatedFleet:
+    """Parse one fleet, `2x8xH100:mps`; raise ValueError with the reason if the text is invalid."""
     gpu_part, colon, option = text.partition(":")
     parts = re.fullmatch(r"\s*(\d{1,6})\s*x\s*(\d{1,6})\s*x\s*(\S.*?)\s*", gpu_part, re.IGNORECASE)
     if parts is None:
@@ -115,7 +115,7 @@ def parse_fleets(text: str) -> tuple[SimulatedFleet, ...]:
     """Parse a list of fleets, `2x8xH100,1x4xA100`; blank text means none."""
     if not text.strip():
         return ()
-    fleets = tuple(parse_simulate(part) for part in text.split(","))
+    fleets = tuple(parse_fleet(part) for part in text.split(","))
     if sum(fleet.nodes for fleet in fleets) > MAX_NODES:
         raise ValueError(f"{text!r}: more than {MAX_NODES} nodes")
     return fleets

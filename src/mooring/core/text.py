@@ -47,7 +47,7 @@ ImageReference = Annotated[
 
 
 _LONGEST_MESSAGE = 2000
-MAX_LINE_BYTES: Final = 16_384
+MAX_LINE_BYTES: Final = 16_384  # of a line of logs or output
 
 _ESCAPE_SEQUENCE = re.compile(
     "\x1b(?:\\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
@@ -68,5 +68,7 @@ def printable(message: str) -> str:
 
     Otherwise a NUL in one container's error would make PostgreSQL reject the node's whole report.
     """
-    cleaned = "".join(character if character.isprintable() else " " for character in message)
+    cleaned = message
+    if not message.isprintable():
+        cleaned = "".join(character if character.isprintable() else " " for character in message)
     return cleaned if len(cleaned) <= _LONGEST_MESSAGE else f"{cleaned[:_LONGEST_MESSAGE]}…"

@@ -2,10 +2,10 @@
 
 Both depend on the code and on the recovery action that the driver requests (NVML field 230).
 
-    recovery action is not none        -> fatal; reported as the GPU's `fault`
-    catalogue: RESET_GPU, RESTART_BM   -> fatal, whatever the recovery action is
-    catalogue: RESTART_APP, IGNORE     -> never fatal: any user's program can cause these codes
-    anything else, and unknown codes   -> the recovery action decides; without one (driver before 555): fatal
+    catalogue: RESET_GPU, RESTART_BM, RESTART_VM, CHECK_MECHANICALS -> fatal, whatever the recovery action is
+    catalogue: RESTART_APP, IGNORE, WORKFLOW_XID_45 -> never fatal: any user's program can cause these codes
+    any other XID but 154 -> warning if the recovery action is `none`; fatal if not, or unknown (driver < 555)
+    a code other than an XID -> as in `_KNOWN`, which includes the recovery actions; an unknown code is fatal
 """
 
 import re
@@ -32,7 +32,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GpuFault:
-    """`notify_instance`: the instance on the GPU gets an event although the GPU stays in use."""
+    """What a code means. `notify_instance`: the GPU stays in use, but the instance on it gets an event."""
 
     severity: Severity
     action: Action
@@ -49,7 +49,7 @@ NO_RECOVERY: Final = "none"  # the driver supports the recovery action, and requ
 _BY_CATALOGUE: Final = {
     "RESTART_APP": (Severity.INFO, Action.RESTART_APP),
     "IGNORE": (Severity.INFO, Action.NONE),
-    # Follows the end of a program on a GPU after another error, which has a code of its own.
+    # Sent when a program on the GPU ends because of another error, which has a code of its own.
     "WORKFLOW_XID_45": (Severity.INFO, Action.RESTART_APP),
     "RESET_GPU": (Severity.FATAL, Action.RESET),
     "RESTART_BM": (Severity.FATAL, Action.REBOOT),
@@ -106,12 +106,12 @@ def classify(code: str, recovery_action: str | None) -> GpuFault:
         recovery_action: what the driver requests; "none": nothing; null: the driver does not report it.
     """
     if match := _XID.fullmatch(code):
-        return of_xid(int(match[1]), recovery_action)
+        return classify_xid(int(match[1]), recovery_action)
     severity, action, description = _KNOWN.get(code, (*_SERVICE, "Unknown fault"))
     return GpuFault(severity, action, description, notify_instance=action is Action.RESTART_APP)
 
 
-def of_xid(number: int, recovery_action: str | None) -> GpuFault:
+def classify_xid(number: int, recovery_action: str | None) -> GpuFault:
     entry = CATALOGUE.get(number)
     description = entry.description if entry else "Unknown XID"
     if number == _RECOVERY_ACTION_CHANGED:

@@ -14,8 +14,7 @@ from mooring.db.session import normalized
 
 def config(url: str) -> Config:
     """Alembic's configuration for this database, wherever the package is installed."""
-    made = Config()
-    made.set_main_option("script_location", str(_scripts()))
+    made = _without_database()
     made.attributes["url"] = normalized(url)
     return made
 
@@ -46,12 +45,12 @@ def is_newest(url: str) -> bool:
 @cache
 def newest() -> str | None:
     """The revision that this program expects."""
+    return ScriptDirectory.from_config(_without_database()).get_current_head()
+
+
+def _without_database() -> Config:
+    installed = Path(__file__).parents[1] / "migrations"
+    in_checkout = Path(__file__).parents[3] / "migrations"  # of an editable install
     made = Config()
-    made.set_main_option("script_location", str(_scripts()))
-    return ScriptDirectory.from_config(made).get_current_head()
-
-
-def _scripts() -> Path:
-    installed = Path(__file__).parent.parent / "migrations"
-    # In a checkout (an editable install) they are at the top of the repository.
-    return installed if installed.is_dir() else Path(__file__).parents[3] / "migrations"
+    made.set_main_option("script_location", str(installed if installed.is_dir() else in_checkout))
+    return made

@@ -40,7 +40,7 @@ class Listener:
         url = self._database.url.set(drivername="postgresql").render_as_string(hide_password=False)
         with psycopg.connect(url, autocommit=True, connect_timeout=3) as connection:
             connection.execute(f"LISTEN {NOTIFY_CHANNEL}")
-            self._database.signals.fire_all()  # those sent before LISTEN are lost
+            self._database.signals.fire_all()  # notifications sent before LISTEN are lost
             while not self._stop.is_set():
                 # Without `stop_after` a notification would be delivered only when the timeout ends.
                 notices = connection.notifies(timeout=_POLL_S, stop_after=1)

@@ -1,4 +1,4 @@
-"""PostgreSQL: the serving role, which may insert into the audit log but not change it (R32).
+"""PostgreSQL: the serving role, which can insert into the audit log but not change it (security rule R32).
 
 The owner of a table can drop its triggers. So the owner migrates, and a different role serves.
 """
@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 AUDIT_TABLES: Final = ("audit_log", "audit_links", "audit_heads")
 _READ_ONLY: Final = ("alembic_version",)
 
-# The role must not be able to get more privileges than it is granted.
-_ATTRIBUTES: Final[LiteralString] = """
+# Why a role could get more privileges than `grant` gives it; empty if it cannot.
+_UNFIT_BECAUSE: Final[LiteralString] = """
     SELECT array_remove(ARRAY[
         CASE WHEN rolsuper THEN 'a superuser' END,
         CASE WHEN rolcreaterole THEN 'allowed to create roles' END,
@@ -40,7 +40,8 @@ _ATTRIBUTES: Final[LiteralString] = """
     ], NULL)
     FROM pg_roles role WHERE rolname = %s
 """
-_MAY_CHANGE: Final = """
+# Whether the current role can change the audit log.
+_CAN_CHANGE: Final = """
     SELECT bool_or(has_table_privilege(oid, 'UPDATE') OR has_table_privilege(oid, 'DELETE')
                    OR has_table_privilege(oid, 'TRUNCATE') OR pg_has_role(relowner, 'MEMBER'))
     FROM pg_class WHERE relname = ANY (:tables) AND relnamespace = 'public'::regnamespace
@@ -48,14 +49,14 @@ _MAY_CHANGE: Final = """
 
 
 class UnfitRole(Exception):
-    """The role could change the audit log regardless of its grants. The message is for the operator."""
+    """No usable serving role: none, or one that could change the audit log regardless of its grants."""
 
 
 def role_of(url: str) -> str:
     """The role in a database URL."""
     role = normalized(url).username
     if not role:
-        raise UnfitRole("MOORING_DATABASE_URL names no role, which MOORING_DATABASE_OWNER_URL requires")
+        raise UnfitRole("MOORING_DATABASE_OWNER_URL is set, so MOORING_DATABASE_URL must name a role")
     return role
 
 
@@ -66,7 +67,7 @@ def grant(owner_url: str, role: str, password: str | None = None) -> None:
         password: creates the role if it does not exist, otherwise sets its password.
 
     Raises:
-        UnfitRole: it could change the audit log regardless.
+        UnfitRole: no such role, no PostgreSQL, or the role could change the audit log regardless.
     """
     url = normalized(owner_url)
     if url.get_backend_name() != "postgresql":
@@ -91,7 +92,7 @@ def _create_or_alter(connection: psycopg.Connection[tuple[str, ...]], role: str,
 
 
 def _require_fit(connection: psycopg.Connection[tuple[str, ...]], role: str) -> None:
-    row = connection.execute(_ATTRIBUTES, [role]).fetchone()
+    row = connection.execute(_UNFIT_BECAUSE, [role]).fetchone()
     if row is None:
         raise UnfitRole(f"there is no role {role}: CREATE ROLE {role} LOGIN PASSWORD '…'")
     if row[0]:
@@ -99,7 +100,7 @@ def _require_fit(connection: psycopg.Connection[tuple[str, ...]], role: str) -> 
 
 
 def _grants(connection: psycopg.Connection[tuple[str, ...]], role: str) -> list[sql.Composed]:
-    """The GRANT statements, after REVOKEs of whatever else was granted before."""
+    """REVOKE statements for all earlier grants on tables, then the GRANT statements."""
     to, tables = sql.Identifier(role), _tables(connection)
     database = sql.Identifier(connection.info.dbname)
     statements = [
@@ -117,12 +118,8 @@ def _grants(connection: psycopg.Connection[tuple[str, ...]], role: str) -> list[
         else:
             rights = "SELECT, INSERT, UPDATE, DELETE"
         statement = sql.SQL("GRANT {} ON {} TO {}")
-        statements.append(statement.format(_as_sql(rights), sql.Identifier("public", table), to))
+        statements.append(statement.format(sql.SQL(rights), sql.Identifier("public", table), to))
     return statements
-
-
-def _as_sql(rights: LiteralString) -> sql.SQL:
-    return sql.SQL(rights)
 
 
 def _tables(connection: psycopg.Connection[tuple[str, ...]]) -> list[str]:
@@ -135,8 +132,8 @@ def warn_of_serving_role(engine: Engine) -> None:
     if engine.dialect.name != "postgresql":
         return
     with engine.connect() as connection:
-        may = connection.scalar(text(_MAY_CHANGE), {"tables": list(AUDIT_TABLES)})
-    if may:
+        can_change = connection.scalar(text(_CAN_CHANGE), {"tables": list(AUDIT_TABLES)})
+    if can_change:
         log.warning(
             'the serving database role can change the audit log: see docs/operating.md, "Two database roles"'
         )

@@ -26,7 +26,7 @@ _WRITE_LOCK_TIMEOUT_S = 10.0
 
 
 def normalized(url: str) -> URL:
-    """The URL with the driver that Mooring ships, if it is a plain `postgresql://` or `postgres://` one."""
+    """The URL; `postgresql://` and `postgres://` get the driver that Mooring ships."""
     parsed = make_url(url)
     if parsed.drivername in {"postgres", "postgresql"}:
         return parsed.set(drivername="postgresql+psycopg")
@@ -39,15 +39,15 @@ def notify(session: Session, *topics: AnyTopic) -> None:
 
 
 class Ending(IntEnum):
-    """The last steps of a transaction, in order: the more contended a lock, the later it is taken.
+    """The last steps of a transaction, in order. Locks that many writers take are taken last.
 
-    Each statement after a lock that all writers take delays all of them by a round trip.
+    Each further statement under such a lock delays the next writer by a round trip.
     """
 
     WITHOUT_LOCKS = 1
     NOTIFY = 2  # PostgreSQL delivers it after the commit
-    EVENTS = 3  # under the event log's lock, which all writers take
-    COUNTS = 4  # updates the project's row, as all writers of the project do
+    EVENTS = 3  # under the event log's lock, which all writers of events take
+    COUNTS = 4  # updates the project's row of `project_storage`, as most writers in the project do
 
 
 def at_end(session: Session, step: Ending, write: Callable[[Session], None]) -> None:
@@ -165,8 +165,8 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _end_sqlite(connection: Any, _record: Any) -> None:
-    # A COMMIT that fails (disk full, for example) leaves its transaction open, and SQLAlchemy (2.1) returns
-    # the connection to the pool as it is. Its lock would then block every other writer for good.
+    # A COMMIT that fails (disk full, for example) leaves its transaction open, and SQLAlchemy 2.1 returns the
+    # connection to the pool as it is. The transaction's lock would then block every other writer for good.
     if connection is not None and connection.in_transaction:
         connection.rollback()
 

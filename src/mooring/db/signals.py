@@ -10,11 +10,11 @@ from enum import StrEnum
 from typing import NewType
 
 Wake = Callable[[], None]
-ObjectTopic = NewType("ObjectTopic", str)  # from the methods of `Topic`, or received
+ObjectTopic = NewType("ObjectTopic", str)  # made by the methods of `Topic`, or received from PostgreSQL
 
 
 class Topic(StrEnum):
-    """What a waiter subscribes to: a member, or one object's topic from a method below."""
+    """What a waiter subscribes to: one of these, or one object's topic, which the methods below make."""
 
     QUEUE = "queue"  # an instance was queued
     SCHEDULE = "schedule"  # pending instances may now fit
@@ -70,7 +70,7 @@ class Signals:
         self.fire(topics)
 
     def fired(self, *topics: AnyTopic) -> tuple[int, ...]:
-        """For each topic a number that changes each time it fires and never repeats; 0 without a waiter."""
+        """For each topic a number that changes whenever the topic fires and never repeats; 0: no waiter."""
         with self._lock:
             return tuple(self._fired.get(topic, 0) for topic in topics)
 
@@ -129,7 +129,7 @@ class Waiter:
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self, timeout_s: float) -> bool:
-        """Whether it was woken before the timeout. Resets the waiter."""
+        """Return whether `wake` was called before the timeout, and reset the waiter."""
         try:
             await asyncio.wait_for(self._event.wait(), timeout_s)
         except TimeoutError:

@@ -24,9 +24,9 @@ PAGES_PER_TRANSACTION: Final = 256
 # A larger file is not rewritten at startup, which would take some seconds per GiB.
 MAX_REWRITTEN_BYTES: Final = 1024**3
 _INCREMENTAL = 2
-# Prefixes of the files in a data directory.
-_OWN = ("mooring", "encryption", "agent", "audit")
-_FILES = ("", "-wal", "-shm", "-journal")
+# Prefixes of the files that Mooring has in a data directory, and suffixes of the files of its database.
+_OWN_PREFIXES = ("mooring", "encryption", "agent", "audit")
+_DATABASE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 
 
 def file_of(url: str) -> Path | None:
@@ -39,22 +39,22 @@ def file_of(url: str) -> Path | None:
 def make_private(folder: Path, url: str) -> None:
     """Make the data directory and an SQLite database's files readable by their owner only.
 
-    They contain every tenant's env, stored answers and hashes. Permissions of existing files are tightened.
-    SQLite gives `-wal` and `-shm` the mode of the database, so that must be set before the first open.
+    The files contain every tenant's env, stored answers and hashes. Existing files get the mode too. SQLite
+    creates `-wal` and `-shm` with the mode of the database, whose mode must be set before the first open.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if all(entry.name.startswith(_OWN) or entry.suffix == ".log" for entry in folder.iterdir()):
+    if all(entry.name.startswith(_OWN_PREFIXES) or entry.suffix == ".log" for entry in folder.iterdir()):
         _tighten(folder, 0o700)  # not a shared directory such as /tmp
     if (path := file_of(url)) is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    for suffix in _FILES:
+    for suffix in _DATABASE_SUFFIXES:
         _tighten(path.with_name(path.name + suffix), 0o600)
 
 
 def _tighten(path: Path, mode: int) -> None:
-    """Remove all permissions beyond `mode`, if this process owns the file."""
+    """Remove all permissions beyond `mode`, or log a warning if another user owns the file."""
     try:
         present = path.stat().st_mode & 0o777
         if present & ~mode:
@@ -66,7 +66,7 @@ def _tighten(path: Path, mode: int) -> None:
 
 
 def make_shrinkable(url: str) -> None:
-    """Rewrite an SQLite file of an earlier release, so that its free pages can be returned."""
+    """Rewrite an SQLite file of an earlier release, if there is room, so that free pages can be returned."""
     path = file_of(url)
     if path is None:
         return
@@ -90,22 +90,23 @@ def make_shrinkable(url: str) -> None:
 
 
 def free_pages(database: Database) -> int:
-    """Return some free pages to the disk in a short transaction. Returns how many remain."""
+    """Return up to PAGES_PER_TRANSACTION free pages to the disk; returns how many there were to return."""
     with _exclusive(database) as connection:
-        left = _number(connection, "freelist_count") - KEPT_PAGES
-        if left <= 0 or _number(connection, "auto_vacuum") != _INCREMENTAL:
+        surplus = _pragma(connection, "freelist_count") - KEPT_PAGES
+        if surplus <= 0 or _pragma(connection, "auto_vacuum") != _INCREMENTAL:
             return 0
         try:
             # Each step of this statement frees one page, and `execute` does only one step.
-            connection.executescript(f"PRAGMA incremental_vacuum({min(left, PAGES_PER_TRANSACTION)})")
+            connection.executescript(f"PRAGMA incremental_vacuum({min(surplus, PAGES_PER_TRANSACTION)})")
         except sqlite3.OperationalError:  # another process writes; retried at the next run
             return 0
-    return left
+    return surplus
 
 
 def truncate_log(database: Database) -> None:
-    """Copy the write-ahead log into the database file and truncate it, unless a reader needs it."""
+    """Copy the write-ahead log into the database file, and truncate the log unless a reader needs it."""
     with _exclusive(database) as connection:
+        # Copies without SQLite's write lock, which TRUNCATE takes, so other processes can write meanwhile.
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
@@ -120,5 +121,5 @@ def _exclusive(database: Database) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def _number(connection: sqlite3.Connection, pragma: str) -> int:
-    return int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])

@@ -51,8 +51,8 @@ class EnumText(TypeDecorator[StrEnum]):
         return None if value is None else self.values(value)
 
 
-# SQLite gives an autoincrement only to INTEGER; on PostgreSQL the event log outlives 32 bits.
+# On SQLite, only an INTEGER can autoincrement; on PostgreSQL, the event log needs more than 32 bits.
 BigId = BigInteger().with_variant(Integer, "sqlite")
-# none_as_null: an absent value is SQL NULL, so that `IS NULL` means what it says.
+# none_as_null: None is stored as SQL NULL and not as JSON's null, so that `IS NULL` finds it.
 Json: JSON = JSON(none_as_null=True)
 JsonObject = dict[str, Any]

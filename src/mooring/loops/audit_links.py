@@ -20,19 +20,19 @@ from mooring.loops.loop import Loop
 log = logging.getLogger(__name__)
 
 HEAD_EVERY_S = 60.0
-# On PostgreSQL a row may be committed after rows with a higher `seq`; the search includes rows this old.
+# On PostgreSQL a row may be committed after rows with a higher `seq`, so rows this new are searched again.
 _SETTLED_AFTER_S = 60.0
-# A search of the whole log finds rows of transactions that took longer (say, in a suspended process).
+# A search of the whole log finds rows of transactions that took longer, as in a suspended process.
 _SEARCH_ALL_EVERY_S = 3600.0
 
 
 class SearchStart:
-    """The `seq` after which rows may not be linked yet."""
+    """The `seq` after which to search for rows that are not linked yet."""
 
     def __init__(self, settled_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._settled_after_s = settled_after_s
         self._clock = clock
-        self._searched: deque[tuple[float, int]] = deque()
+        self._searched: deque[tuple[float, int]] = deque()  # when, and the newest `seq` then
         self._search_all_at = clock() + _SEARCH_ALL_EVERY_S
         self.seq = 0
 
@@ -81,7 +81,7 @@ class AuditLinks(Loop):
                 return
 
     def _export(self) -> None:
-        """Each replica exports every head, so none is lost with the replica that made it."""
+        """Export the newest head. Each replica does, so no head is lost with the replica that made it."""
         with self.database.read() as session:
             head = chains.newest_head(session)
         if head is None or head.number <= self._exported:
@@ -110,12 +110,12 @@ class AuditLinks(Loop):
 
 def last_exported(file: Path) -> Head | None:
     """The newest head in a file of heads."""
-    heads = exported(file.read_text()) if file.exists() else []
+    heads = heads_in(file.read_text()) if file.exists() else []
     return max(heads, key=lambda head: head.number, default=None)
 
 
-def exported(text: str) -> list[Head]:
-    """The heads in the lines of a file, without lines that a full disk cut short."""
+def heads_in(text: str) -> list[Head]:
+    """The heads in the lines of a file, without invalid lines: a full disk may have cut them short."""
     found = []
     for line in text.splitlines():
         try:

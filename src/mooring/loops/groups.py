@@ -1,4 +1,4 @@
-"""Lets instance groups react to changes of their members, and notifies nodes of changed networks."""
+"""Lets instance groups react to changes of their members, and notifies swarm managers of changed networks."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,8 @@ class Groups(Loop):
         with self.database.read() as session:
             unsettled = instance_groups.unsettled(session)
             overlays = gangs.overlays(session)
-        self._notify_managers({swarm: frozenset(each.name for each in of) for swarm, of in overlays.items()})
+        names = {swarm: frozenset(each.name for each in overlays[swarm]) for swarm in overlays}
+        self._notify_managers(names)
         self.each(unsettled, instance_groups.settle)
 
     def _notify_managers(self, networks: Mapping[str, frozenset[str]]) -> None:

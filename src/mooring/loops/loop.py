@@ -24,8 +24,8 @@ class Loop(ABC):
 
     topics: tuple[AnyTopic, ...] = ()
     interval_s: float = 5.0
-    # After a tick the loop sleeps in proportion to the tick's duration: many notifications must not make it
-    # block the interpreter.
+    # After a tick of more than 20 ms the loop sleeps for this many times its duration: even with many
+    # notifications it must leave the interpreter to other threads.
     rest_factor: float = 2.0
 
     def __init__(self, database: Database) -> None:
@@ -43,7 +43,7 @@ class Loop(ABC):
 
         Raises:
             ExceptionGroup: `act` failed for some items.
-            OperationalError: the database is unreachable or too busy, so the rest would fail as well.
+            OperationalError: the database is unreachable or too busy, so the other items would fail too.
         """
         failures: list[Exception] = []
         for item in items:

@@ -1,4 +1,4 @@
-"""Marks nodes as unreachable when their heartbeat count stops, measured by a monotonic clock."""
+"""Marks nodes as unreachable when their heartbeat count stands still, by a monotonic clock."""
 
 import time
 
@@ -13,8 +13,8 @@ from mooring.loops.loop import Loop
 class NodeHealth(Loop):
     """Compares heartbeat counts, not wall clocks: a clock that jumps would make every node unreachable.
 
-    The time starts when this process first reads a node's count. After a downtime of the control plane every
-    node therefore has its full time to report again.
+    The timeout starts when this process first reads a node's present count. After a downtime of the control
+    plane every node therefore has the full timeout to report again.
     """
 
     interval_s = 2.0
@@ -22,7 +22,7 @@ class NodeHealth(Loop):
     def __init__(self, database: Database, unreachable_after_s: float) -> None:
         super().__init__(database)
         self._unreachable_after_s = unreachable_after_s
-        self._seen: dict[str, tuple[int, float]] = {}  # node id -> its count, and since when
+        self._seen: dict[str, tuple[int, float]] = {}  # node id -> the count, and since when it is unchanged
         self.interval_s = min(self.interval_s, unreachable_after_s / 4)
 
     def tick(self) -> None:
@@ -30,9 +30,7 @@ class NodeHealth(Loop):
         query = select(Node.id, Node.heartbeats).where(Node.deleted_at.is_(None), Node.silent.is_(False))
         with self.database.read() as session:
             counts = dict(session.execute(query).all())
-        self._seen = {
-            node_id: seen if (seen := self._seen.get(node_id)) and seen[0] == count else (count, at)
-            for node_id, count in counts.items()
-        }
+        unchanged = {key: seen for key, seen in self._seen.items() if counts.get(key) == seen[0]}
+        self._seen = {node_id: (count, at) for node_id, count in counts.items()} | unchanged
         silent = [key for key, (_, since) in self._seen.items() if at - since > self._unreachable_after_s]
         self.each(silent, nodes.mark_unreachable)

@@ -18,5 +18,5 @@ class ReservationRepair(Loop):
 
     def tick(self) -> None:
         with self.database.read() as session:
-            incomplete = reservations.with_lost_gpus(session)
+            incomplete = reservations.with_unusable_gpus(session)
         self.each(incomplete, lambda session, each: reservations.repair(session, SYSTEM, self._cache, each))

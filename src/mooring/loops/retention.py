@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from mooring.control import retention
 from mooring.control.nodes import gpu_health
-from mooring.control.retention import Kept, Sweep
+from mooring.control.retention import RetentionTimes, Sweep
 from mooring.control.tenants.storage import StorageLimits
 from mooring.db import space
 from mooring.db.session import Database
@@ -17,7 +17,7 @@ from mooring.loops.loop import Loop
 
 log = logging.getLogger(__name__)
 
-# Rows of one kind that one run purges at most; the next run continues.
+# Rows that one run of a sweep purges at most; the next run continues.
 MAX_PER_RUN: Final = 20_000
 # A batch grows and shrinks so that its transaction takes about this long.
 BATCH_S: Final = 0.05
@@ -26,7 +26,7 @@ _FIRST_BATCH = 20
 
 
 class SteadyClock:
-    """Checks the wall clock against a clock that nobody can set.
+    """Compares the wall clock with a clock that nobody can set.
 
     Rows are purged by the times in them, so a clock that jumps to the future would purge all of them. After a
     jump nothing is purged until the clock has run evenly for an hour.
@@ -34,7 +34,7 @@ class SteadyClock:
 
     TOLERANCE: Final = timedelta(minutes=5)
     HOLD_S: Final = 3600.0
-    # At the start, a longer time since the newest row counts as a jump.
+    # At the first check, a longer time since the newest row counts as a jump.
     LONGEST_ABSENCE: Final = timedelta(days=2)
 
     def __init__(self, wall: Callable[[], datetime] = now, steady: Callable[[], float] | None = None) -> None:
@@ -71,7 +71,11 @@ class Retention(Loop):
     interval_s = 600.0
 
     def __init__(
-        self, database: Database, kept: Kept, limits: StorageLimits, clock: SteadyClock | None = None
+        self,
+        database: Database,
+        kept: RetentionTimes,
+        limits: StorageLimits,
+        clock: SteadyClock | None = None,
     ) -> None:
         super().__init__(database)
         self._kept, self._limits, self._clock = kept, limits, clock or SteadyClock()
@@ -120,14 +124,14 @@ class Retention(Loop):
         return monotonic() - began, removed
 
     def _release_space(self) -> None:
-        given = False
+        has_freed = False
         while not self._stopping.is_set():
             began = monotonic()
             if not space.free_pages(self.database):
                 break
-            given = True
+            has_freed = True
             self._stopping.wait(monotonic() - began)
-        if given:
+        if has_freed:
             space.truncate_log(self.database)
 
 

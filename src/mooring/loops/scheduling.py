@@ -23,21 +23,21 @@ from mooring.scheduler.schedule import schedule
 # Placements written in one transaction: enough to share its fsync, few enough to let others write.
 BATCH = 32
 _REASONS_BATCH = 100
-# All reasons are written again after this time, also unchanged ones.
+# Unchanged reasons, too, are written again after this time.
 _REWRITE_REASONS_S = 30.0
 # A new process learns the usual requests from this many of the newest instances.
 _LEARNT_FROM = 4000
 
 _MANY_NODES = 1000
 
-# `queued_at` distinguishes an instance from the same instance when it is queued again.
+# With `queued_at`: an instance that is queued again gets its reason written again.
 _WrittenReason = tuple[float, Reason]
 
 
 class Scheduling(Loop):
     """`queue` is notified when an instance becomes pending, `schedule` when resources may have become free.
 
-    Each tick considers all pending instances in order: a new one may start only if it delays none before it.
+    Each tick considers all pending instances in order: one may start only if it delays none before it.
     Ticks without a notification are needed too: planned ends come near and reservations begin.
     """
 
@@ -91,15 +91,15 @@ class Scheduling(Loop):
                 placed = set(assign(session, batch))
             rejected += [each for each in batch if each.instance_id not in placed]
         if rejected:
-            # The snapshot was outdated: read those nodes again, and plan again, unless all were rejected.
+            # The snapshot was outdated: read these nodes again. If anything was placed, plan again at once.
             self._cache.invalidate({each.node_id for each in rejected})
             if len(rejected) < len(placements):
                 self.wake()
 
     def _evict(self, evictions: Sequence[Eviction], snapshot: Snapshot) -> None:
-        going = {each.instance_id for node in snapshot.nodes for each in node.running if each.stopping}
+        stopping = {each.instance_id for node in snapshot.nodes for each in node.running if each.stopping}
         with self.database.write() as session:
-            preemption.evict(session, evictions, snapshot.policy.preemption_min_run_s, going)
+            preemption.evict(session, evictions, snapshot.policy.preemption_min_run_s, stopping)
 
     def _explain(self, unplaced: Sequence[Unplaced], requests: Sequence[Request]) -> None:
         since = {request.instance_id: request.queued_at for request in requests}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mooring.core.bounded_dict import BoundedDict
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import NodeState
-from mooring.scheduler.feasibility.gpu_rules import Ask, ask_of
+from mooring.scheduler.feasibility.gpu_rules import GpuKey, gpu_key
 from mooring.scheduler.model import NodeView, Request, Running
 from mooring.scheduler.packing import links
 from mooring.scheduler.packing.demand import Demand
@@ -35,13 +35,13 @@ from mooring.scheduler.packing.shapes import NodeClass
 
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
-_INITIAL = Demand().potential
-Numbers = TypeVar("Numbers", Ints, Mask)
+_INITIAL_POTENTIAL = Demand().potential
+Array = TypeVar("Array", Ints, Mask)
 
 
 @dataclass(slots=True)
-class Held:
-    """What the instances of one project have, in the units of its nodes."""
+class Resources:
+    """Amounts of GPUs, CPUs and memory."""
 
     gpu_milli: int = 0
     cpu_milli: int = 0
@@ -57,31 +57,31 @@ class ClusterState:
     """All nodes by their index in the fleet. The index of a removed node is not reused."""
 
     def __init__(self) -> None:
-        self._potential = _INITIAL
+        self._potential = _INITIAL_POTENTIAL
         self.fleet = Fleet((), self._potential)
         self.nodes: list[NodeView | None] = []  # null: removed
         self.kinds: list[NodeKind] = []
         self._kind_of: Ints = np.zeros(0, np.int64)  # by node, with spare capacity
         self.changes: list[int] = []  # node indices in the order of their changes, with repeats
-        self.held: dict[str, Held] = {}  # by project
+        self.held: dict[str, Resources] = {}  # by the instances of each project
         self.groups: dict[str, Counter[int]] = {}  # placed members of each gang, by node
-        self.with_holds: set[int] = set()
-        self.reserved: set[int] = set()  # nodes that are reserved for some projects
+        self.with_reserved_gpus: set[int] = set()
+        self.reserved: set[int] = set()  # nodes that only some projects may use
         self.with_pressure: set[int] = set()  # nodes with a nearly full disk
         self.with_last: set[int] = set()  # nodes with GPUs that are allocated last
         self.with_stopping: set[int] = set()
         self.stopping: Counter[str] = Counter()  # GPUs (milli) of stopping instances, by project
         self.preemptible: Counter[int] = Counter()  # preemptible instances, by priority
-        self.total = Held()  # of all nodes in any state
+        self.total = Resources()  # of all nodes in any state
         self._index: dict[str, int] = {}
         self._kind_numbers: dict[NodeKind, int] = {}
         self._classes: list[NodeClass] = []
         self._as_given: list[NodeView | None] = []  # as in the snapshot; null: changed since
         self._last_given: Sequence[NodeView] | None = None  # null: nodes changed since the last snapshot
-        self._numbers: BoundedDict[object, _Numbers] = BoundedDict(256)
+        self._numbers: BoundedDict[object, _NodeNumbers] = BoundedDict(256)
         self._before: dict[int, NodeView] | None = None  # nodes before the current what-if
-        self._suitable: BoundedDict[tuple[int, Ask], Suitable] = BoundedDict(100_000)
-        self._codes: dict[Hashable, int] = {None: 0}  # of the values that group nodes
+        self._suitable: BoundedDict[tuple[int, GpuKey], Suitable] = BoundedDict(100_000)
+        self._value_numbers: dict[Hashable, int] = {None: 0}  # for `groups_by`
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -91,15 +91,15 @@ class ClusterState:
         """The number of each node's kind."""
         return self._kind_of[: len(self.nodes)]
 
-    def should_rebuild(self, nodes: int) -> bool:
-        """Whether removed nodes take so much memory that a new state would be smaller."""
-        return len(self.nodes) > 2 * nodes + 64 or len(self.changes) > 100_000 + 10 * nodes
+    def should_rebuild(self, node_count: int) -> bool:
+        """Whether removed nodes, or the list of changes, take much more memory than a new state would."""
+        return len(self.nodes) > 2 * node_count + 64 or len(self.changes) > 100_000 + 10 * node_count
 
     # ---- between cycles
 
     def set_potential(self, potential: Potential | None) -> None:
         """Set the potential, which measures wasted GPUs; None: no demand was learnt yet."""
-        potential = potential or _INITIAL
+        potential = potential or _INITIAL_POTENTIAL
         if potential is not self._potential:
             self._potential = potential
             self.fleet.reprice(potential)
@@ -138,10 +138,10 @@ class ClusterState:
         before = self.nodes[index]
         if self._before is not None and before is not None:
             self._before.setdefault(index, before)
-        there = list(places_of(node))
-        number = self._kind_of[index] = self._number(kind_of(node, there))
-        as_class = self._classes[number]
-        self.fleet.refresh([fleet_node(node, as_class, there, open_=node.state is NodeState.READY)])
+        devices = list(places_of(node))
+        kind = self._kind_of[index] = self._kind_number(kind_of(node, devices))
+        node_class = self._classes[kind]
+        self.fleet.refresh([fleet_node(node, node_class, devices, open_=node.state is NodeState.READY)])
         self._count(index, before, node)
         self.nodes[index] = node
         self._as_given[index] = None
@@ -166,7 +166,7 @@ class ClusterState:
             self.fleet.remove([node_id])
             self.changes.append(index)
 
-    def _number(self, kind: NodeKind) -> int:
+    def _kind_number(self, kind: NodeKind) -> int:
         number = self._kind_numbers.get(kind)
         if number is None:
             number = self._kind_numbers[kind] = len(self.kinds)
@@ -175,15 +175,15 @@ class ClusterState:
         return number
 
     def suitable(self, request: Request) -> list[Suitable]:
-        """By the number of each node kind: which parts of it suit the request."""
-        ask = ask_of(request)
+        """For each node kind, in the order of `kinds`: which of its places suit the request."""
+        key = gpu_key(request)
         return [
-            self._suitable.get((number, ask)) or self._suit(number, ask, request)
+            self._suitable.get((number, key)) or self._find_suitable(number, key, request)
             for number in range(len(self.kinds))
         ]
 
-    def _suit(self, number: int, ask: Ask, request: Request) -> Suitable:
-        found = self._suitable[number, ask] = suitable(self.kinds[number], request)
+    def _find_suitable(self, number: int, key: GpuKey, request: Request) -> Suitable:
+        found = self._suitable[number, key] = suitable(self.kinds[number], request)
         return found
 
     @contextmanager
@@ -218,25 +218,25 @@ class ClusterState:
         if old is not new:
             self._count_running(index, old, new)
         gpus = after.gpus if after else ()
-        _mark(self.with_holds, index, there=any(gpu.reserved for gpu in gpus))
-        _mark(self.with_last, index, there=any(gpu.last for gpu in gpus))
-        _mark(self.reserved, index, there=after is not None and after.reserved_for is not None)
-        _mark(self.with_pressure, index, there=after is not None and after.disk_pressure)
+        _mark(self.with_reserved_gpus, index, included=any(gpu.reserved for gpu in gpus))
+        _mark(self.with_last, index, included=any(gpu.last for gpu in gpus))
+        _mark(self.reserved, index, included=after is not None and after.reserved_for is not None)
+        _mark(self.with_pressure, index, included=after is not None and after.disk_pressure)
 
     def reserved_for(self, project_id: str) -> frozenset[int]:
-        """The reserved nodes that the project may use. Projects with equal sets get equal answers."""
+        """The reserved nodes that the project may use; a part of cache keys."""
         return frozenset(
             index for index in self.reserved if project_id in (self.node(index).reserved_for or ())
         )
 
     def _count_running(self, index: int, old: tuple[Running, ...], new: tuple[Running, ...]) -> None:
-        same = 0
-        for a, b in zip(old, new, strict=False):
-            if a is not b:
+        same = 0  # instances at the start of both, which need not be counted again
+        for before, after in zip(old, new, strict=False):
+            if before is not after:
                 break
             same += 1
         for running, sign in [(each, -1) for each in old[same:]] + [(each, +1) for each in new[same:]]:
-            self.held.setdefault(running.project_id, Held()).add(running, sign)
+            self.held.setdefault(running.project_id, Resources()).add(running, sign)
             if running.stopping:
                 _add(self.stopping, running.project_id, sign * running.gpu_milli)
             elif running.preemptible:
@@ -246,39 +246,39 @@ class ClusterState:
                 _add(members, index, sign)
                 if not members:
                     del self.groups[running.group_id]
-        _mark(self.with_stopping, index, there=any(running.stopping for running in new))
+        _mark(self.with_stopping, index, included=any(running.stopping for running in new))
 
     # ---- masks
 
-    def mask(self, key: object, belongs: Callable[[NodeView], bool]) -> Mask:
-        """The nodes for which the predicate is true. It runs only for nodes that changed.
+    def mask(self, key: object, predicate: Callable[[NodeView], bool]) -> Mask:
+        """The nodes for which `predicate` is true. It is called only for nodes that changed.
 
         Args:
-            key: identifies `belongs`; equal keys must mean equal predicates.
+            key: identifies `predicate`; equal keys must mean equal predicates.
         """
-        return cast(Mask, self.numbers(key, belongs) != 0)
+        return cast(Mask, self.numbers(key, predicate) != 0)
 
     def numbers(self, key: object, number: Callable[[NodeView], int]) -> Ints:
         """As `mask`, with a number for each node; 0 for removed nodes."""
         if key not in self._numbers:
-            self._numbers[key] = _Numbers()
+            self._numbers[key] = _NodeNumbers()
         return self._numbers[key].current(self, number)
 
     def groups_by(self, value: Callable[[NodeView], Hashable]) -> tuple[Ints, Sequence[Hashable]]:
-        """A number for each node's value, and the values by their numbers; 0 stands for None.
+        """The number of each node's value, and the values by number; the number of None is 0.
 
         Args:
-            value: must be the same function object in each call, because it is part of the cache key.
+            value: must be the same function object in each call, because the object is part of the cache key.
         """
 
-        def code(node: NodeView) -> int:
-            return self._codes.setdefault(value(node), len(self._codes))
+        def number(node: NodeView) -> int:
+            return self._value_numbers.setdefault(value(node), len(self._value_numbers))
 
-        return self.numbers(("groups", value), code), list(self._codes)
+        return self.numbers(("groups", value), number), list(self._value_numbers)
 
 
-def _mark(nodes: set[int], index: int, *, there: bool) -> None:
-    if there:
+def _mark(nodes: set[int], index: int, *, included: bool) -> None:
+    if included:
         nodes.add(index)
     else:
         nodes.discard(index)
@@ -302,9 +302,9 @@ class WhatIf:
 
 
 @dataclass(slots=True)
-class _Numbers:
+class _NodeNumbers:
     values: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    seen: int = 0
+    seen: int = 0  # changes that `values` includes
 
     def current(self, cluster: ClusterState, number: Callable[[NodeView], int]) -> Ints:
         self.values = grown(self.values, len(cluster))
@@ -315,15 +315,15 @@ class _Numbers:
         return self.values
 
 
-def grown(array: Numbers, length: int) -> Numbers:
+def grown(array: Array, length: int) -> Array:
     """The array with zeros appended."""
     more = length - len(array)
     return np.concatenate([array, np.zeros(more, array.dtype)]) if more > 0 else array
 
 
 def _in_order(node: NodeView) -> NodeView:
-    """Sort the GPUs and instances, so that a plan does not depend on the order of the input."""
+    """The node with its GPUs and instances sorted, so that a plan does not depend on their order."""
     gpus = tuple(links.in_order(node.gpus))
     running = tuple(sorted(node.running, key=attrgetter("instance_id")))
-    same = gpus == node.gpus and running == node.running
-    return node if same else replace(node, gpus=gpus, running=running)
+    sorted_already = gpus == node.gpus and running == node.running
+    return node if sorted_already else replace(node, gpus=gpus, running=running)

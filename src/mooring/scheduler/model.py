@@ -26,7 +26,7 @@ class MigView:
 
 @dataclass(frozen=True, slots=True)
 class ReservedPeriod:
-    """A reservation of one GPU for one project: others may use it only outside of these times."""
+    """A reservation of one GPU for one project: other projects may use it only outside of the period."""
 
     reservation_id: str
     project_id: str
@@ -123,7 +123,7 @@ class NodeView:
     mps: bool = False  # its MPS daemon enforces GPU shares
     reserved_for: frozenset[str] | None = None  # projects that may place instances; null: all
     running: tuple[Running, ...] = ()
-    disk_mib: int | None = None  # for instances; null: its agent does not report it
+    disk_mib: int | None = None  # for instances; null: not reported by the node's agent
     disk_mib_free: int = 0
     disk_enforced: bool = False  # its engine enforces the disk limits of containers
     disk_pressure: bool = False  # its filesystem is nearly full, whatever filled it
@@ -144,8 +144,8 @@ class Over:
     quota: str  # as `Quota.limits` names it, or gpu_hours_per_day, gpu_hours_per_month
     limit: float
     used: float
-    asked: float | None  # null: a running total; what a request adds is known at its end
-    resets_at: str | None = None  # when a running total restarts
+    asked: float | None  # null: the quota is a running total, to which a request adds until it ends
+    resets_at: str | None = None  # when a running total restarts from 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +158,13 @@ class Quota:
 
     limits: Mapping[str, int]
     placed: Mapping[str, int]
-    waiting: Mapping[str, int]  # of pending requests, where it does not depend on the node
-    spent: Over | None = None  # its GPU-hours are used up: no request with GPUs is placed
+    waiting: Mapping[str, int]  # of pending requests: only amounts that are the same on every node
+    spent: Over | None = None  # set once its GPU-hours are used up: then no request with GPUs is placed
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceUsage:
-    """GPU-seconds, CPU-seconds and MiB-seconds, halved for each half-life since."""
+    """Used GPU-seconds, CPU-seconds and MiB-seconds; what was used a half-life ago counts half."""
 
     gpu_s: float = 0.0
     cpu_s: float = 0.0
@@ -191,7 +191,7 @@ class Gang:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A pending instance. Null CPUs or memory mean its fair share of the node (see `needs`)."""
+    """A pending instance. Null CPUs or memory stand for defaults (see `needs`)."""
 
     instance_id: str
     queued_at: float
@@ -202,8 +202,8 @@ class Request:
     memory_mib: int | None
     node_selector: Mapping[str, str]
     project_id: str = ""
-    quota: Quota | None = None  # of its project, now; null: no limit
-    gpu_milli: int = WHOLE_MILLI  # of each; a share only of one GPU
+    quota: Quota | None = None  # the project's current one; null: no limit
+    gpu_milli: int = WHOLE_MILLI  # of each GPU; a share is of one GPU only
     mig_profile: str | None = None
     gpu_min_compute_capability: str | None = None
     same_numa: bool = False
@@ -214,7 +214,7 @@ class Request:
     project_selector: Mapping[str, str] = field(default_factory=dict)  # set by an admin for the project
     disk_mib: int | None = None  # null: the default of the node (see `disk`)
     disk_limits: bool = False  # its project requires a node that enforces disk limits
-    stands_for: int = 1  # instances, where a gang is tried as one request
+    stands_for: int = 1  # how many instances: more than 1 if the members of a gang are tried as one request
 
     @property
     def selector(self) -> Mapping[str, str]:
@@ -229,10 +229,10 @@ class PlanTime:
     """The time at which a request would be placed."""
 
     now: float
-    overhead_s: float = Policy.start_overhead_s
+    overhead_s: float = Policy.start_overhead_s  # see `Policy`
 
     def declared_end(self, request: Request) -> float | None:
-        """When its duration is over if it counts from now; null: unlimited."""
+        """When the request's declared duration ends if it begins now; null: unlimited."""
         return None if request.max_duration_s is None else self.now + request.max_duration_s
 
     def end_of(self, request: Request) -> float:
@@ -250,7 +250,7 @@ class Snapshot:
     now: float = 0.0
     policy: Policy = field(default_factory=Policy)
     potential: Potential | None = None  # measures wasted GPUs; null: no demand was learnt yet
-    with_slots: frozenset[str] = frozenset()  # of the previous plan; they keep their place
+    with_slots: frozenset[str] = frozenset()  # of the previous plan; these instances keep their position
 
     @property
     def at(self) -> PlanTime:
@@ -275,7 +275,7 @@ class Placement:
     allocations: tuple[GpuAllocation, ...]
     cpu_milli: int
     memory_mib: int
-    link_score: float | None = None  # of several GPUs: 1 if no set of the node is better connected
+    link_score: float | None = None  # 1: no set of the node's GPUs is better connected; null: one GPU, or MIG
     borrowed: bool = False  # beyond its project's guarantee; others may reclaim it
     disk_mib: int = 0
 
@@ -286,7 +286,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """An instance to evict, and the one that it makes room for."""
+    """An instance to evict, and the instance for which it makes room."""
 
     instance_id: str
     node_id: str
@@ -320,5 +320,5 @@ class SchedulingPlan:
     unplaced: tuple[Unplaced, ...]
     evictions: tuple[Eviction, ...] = ()
     forecasts: tuple[Forecast, ...] = ()
-    order: tuple[str, ...] = ()  # pending instances, in the order of the queue
-    with_slots: tuple[str, ...] = ()  # instances with a slot that come first among equals
+    order: tuple[str, ...] = ()  # the instances of `unplaced`, in the order of the queue
+    with_slots: tuple[str, ...] = ()  # instances whose slot moves them forward in the next cycle's queue

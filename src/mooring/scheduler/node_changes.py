@@ -41,7 +41,7 @@ def without(node: NodeView, gone: Iterable[Running]) -> NodeView:
 
 
 def empty(node: NodeView) -> NodeView:
-    """The node as if it were ready, nothing ran on it, and all its GPUs were healthy and unreserved."""
+    """The node as if it were ready, without instances or disk pressure, its GPUs healthy and unreserved."""
     return replace(
         node,
         state=NodeState.READY,
@@ -62,7 +62,7 @@ def _emptied_gpu(gpu: GpuView) -> GpuView:
 def _changed(
     gpus: tuple[GpuView, ...], allocations: Iterable[GpuAllocation], project_id: str, sign: int
 ) -> tuple[GpuView, ...]:
-    """Args: sign: -1 to allocate, +1 to release."""
+    """The GPUs after these allocations are made (sign -1) or released (+1)."""
     by_gpu: dict[str, list[GpuAllocation]] = {}
     for allocation in allocations:
         by_gpu.setdefault(allocation.gpu_uuid, []).append(allocation)

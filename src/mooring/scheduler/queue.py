@@ -1,25 +1,26 @@
 """The order of pending units: priority, overdue, guarantee, backfill slot, fair share, age.
 
-A project's share is that of its dominant resource of GPUs, CPUs and memory: allocated and recently used, by
-weight. It grows with each placement, so the queue is reordered during a cycle. A unit with a backfill
-slot keeps its position when another project's share becomes smaller: otherwise it would lose the slot.
+A project's share is the largest of its fractions of all GPUs, CPUs and memory, allocated now and recently,
+divided by its weight. It grows with each placement, so the queue is reordered during a cycle. A unit with a
+backfill slot keeps its position when another project's share shrinks: otherwise it would lose the slot.
 """
 
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import groupby
 from typing import Literal
 
-from mooring.scheduler.cluster import Held
+from mooring.scheduler.cluster import Resources
 from mooring.scheduler.model import ProjectView, Snapshot
 from mooring.scheduler.units import Unit
 
+# `promised`: the unit has a backfill slot.
 Because = Literal["priority", "overdue", "guarantee", "promised", "fair_share", "age"]
 _RULES: tuple[Because, ...] = ("priority", "overdue", "guarantee", "promised", "fair_share", "age")
-Rank = tuple[int, int, int, int, float, tuple[float, str]]
+Rank = tuple[int, int, int, int, float, tuple[float, str]]  # a value for each of the rules
 _NO_PROJECT = ProjectView()
 
 
@@ -31,27 +32,25 @@ class Ahead:
     because: Because
 
 
-class Shares:
-    """What each project has, updated with each placement of the cycle."""
+class ProjectShares:
+    """What each project has, and its share, updated with each placement of the cycle."""
 
-    def __init__(self, snapshot: Snapshot, held: Mapping[str, Held], total: Held) -> None:
+    def __init__(self, snapshot: Snapshot, held: Mapping[str, Resources], total: Resources) -> None:
         self._projects = snapshot.projects
-        self._guaranteed = any(project.guaranteed_gpu_milli for project in snapshot.projects.values())
-        # Decayed usage of a constant allocation converges to the allocation times this.
+        self._any_guarantee = any(project.guaranteed_gpu_milli for project in snapshot.projects.values())
+        # The decayed usage of a constant allocation converges to the allocation times this constant.
         self._steady_usage_s = snapshot.policy.usage_half_life_s / math.log(2)
         self._total = total
-        self._held = {
-            project_id: Held(of.gpu_milli, of.cpu_milli, of.memory_mib) for project_id, of in held.items()
-        }
+        self._held = {project_id: replace(resources) for project_id, resources in held.items()}  # copies
 
     def project(self, project_id: str) -> ProjectView:
         return self._projects.get(project_id, _NO_PROJECT)
 
-    def held(self, project_id: str) -> Held:
-        return self._held.setdefault(project_id, Held())
+    def held(self, project_id: str) -> Resources:
+        return self._held.setdefault(project_id, Resources())
 
     def dominant(self, project_id: str) -> float:
-        """The project's largest share of a resource, recently used and allocated, by its weight."""
+        """The project's largest share of a resource, used recently and allocated, divided by its weight."""
         project, held, total = self.project(project_id), self.held(project_id), self._total
         used = project.used
         parts = (
@@ -65,19 +64,19 @@ class Shares:
         return (used_s / self._steady_usage_s + held) / total if total else 0.0
 
     def below_guarantee(self, unit: Unit) -> bool:
-        """Whether it requests GPUs and its project has fewer than its guarantee."""
+        """Whether the unit requests GPUs and its project has fewer than it is guaranteed."""
         guaranteed = self.project(unit.project_id).guaranteed_gpu_milli or 0
         return bool(unit.gpu_milli) and self.held(unit.project_id).gpu_milli < guaranteed
 
     def within_guarantee(self, unit: Unit) -> bool:
-        """Whether its project stays within its guarantee with it. Only then it may reclaim GPUs."""
+        """Whether the project's guarantee covers the unit's GPUs too. Only then may the unit reclaim GPUs."""
         guaranteed = self.project(unit.project_id).guaranteed_gpu_milli or 0
         return bool(unit.gpu_milli) and self.held(unit.project_id).gpu_milli + unit.gpu_milli <= guaranteed
 
     def beyond_guarantee(self, project_id: str, more_milli: int = 0) -> bool:
         """Whether the project has GPUs that another project may reclaim."""
         guaranteed = self.project(project_id).guaranteed_gpu_milli or 0
-        return self._guaranteed and self.held(project_id).gpu_milli + more_milli > guaranteed
+        return self._any_guarantee and self.held(project_id).gpu_milli + more_milli > guaranteed
 
     def take(self, project_id: str, gpu_milli: int, cpu_milli: int, memory_mib: int) -> None:
         held = self.held(project_id)
@@ -89,7 +88,7 @@ class Shares:
 class SchedulingQueue:
     """The pending units in scheduling order, which changes with each placement."""
 
-    def __init__(self, snapshot: Snapshot, units: Iterable[Unit], shares: Shares) -> None:
+    def __init__(self, snapshot: Snapshot, units: Iterable[Unit], shares: ProjectShares) -> None:
         self._snapshot = snapshot
         self._shares = shares
         self._units = units
@@ -103,7 +102,7 @@ class SchedulingQueue:
             yield from self._by_share([unit for unit in units if not self._overdue(unit)])
 
     def _by_share(self, units: Iterable[Unit]) -> Iterator[Unit]:
-        """The oldest unit of the project with the smallest share. Guarantees apply only to GPU requests."""
+        """Yield the unit with the lowest rank, again and again. Within a lane, ranks differ only by age."""
         lanes: dict[tuple[str, bool, bool], deque[Unit]] = {}
         for unit in units:
             lane_key = unit.project_id, bool(unit.gpu_milli), self._has_slot(unit)
@@ -113,8 +112,8 @@ class SchedulingQueue:
         while heap:
             rank, key = heappop(heap)
             lane = lanes[key]
-            if (now := self.rank(lane[0])) != rank:
-                heappush(heap, (now, key))  # its project's share has grown
+            if (current := self.rank(lane[0])) != rank:
+                heappush(heap, (current, key))  # the share of the lane's project has grown
                 continue
             yield lane.popleft()
             if lane:

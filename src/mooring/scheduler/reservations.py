@@ -24,7 +24,7 @@ class ReservationSpec:
     overhead_s: float = Policy.start_overhead_s
 
     @property
-    def lasts_s(self) -> float:
+    def duration_s(self) -> float:
         return self.to_at - self.from_at
 
 
@@ -36,21 +36,23 @@ class ReservableGpus:
 
     def most(self) -> int:
         """The largest number of GPUs of one model."""
-        counts = (sum(map(len, nodes.values())) for nodes in self.by_model.values())
-        return max(counts, default=0)
+        return max(map(_count, self.by_model.values()), default=0)
 
 
 def reservable_gpus(
-    nodes: Iterable[NodeView], spec: ReservationSpec, but: str | None = None, always: Collection[str] = ()
+    nodes: Iterable[NodeView],
+    spec: ReservationSpec,
+    ignored_id: str | None = None,
+    always: Collection[str] = (),
 ) -> ReservableGpus:
-    """The GPUs that are available at the requested time.
+    """The GPUs that are available for the requested period.
 
     Args:
-        but: the id of a reservation whose own GPUs count as free, because it is being changed.
-        always: GPUs that count as available, even if their node is not ready or they are allocated.
+        ignored_id: a reservation that does not count, because it is being changed.
+        always: GPUs that count as available if healthy, whatever their node's state and their allocations.
     """
     found: dict[str, dict[str, list[GpuView]]] = {}
-    for node, gpu, starts in _windows(nodes, spec, but, always):
+    for node, gpu, starts in _windows(nodes, spec, ignored_id, always):
         if gpu.uuid in always or any(first <= spec.from_at <= last for first, last in starts):
             found.setdefault(gpu.model, {}).setdefault(node.id, []).append(gpu)
     return ReservableGpus(found)
@@ -66,36 +68,36 @@ def choose(gpus: ReservableGpus, spec: ReservationSpec, kept: Collection[str] = 
     models = sorted(gpus.by_model, key=lambda model: (_rank(gpus, spec, model, kept), model))
     for model in models:
         nodes = gpus.by_model[model]
-        if sum(map(len, nodes.values())) >= count:
-            return _of_model(nodes, count, kept)
+        if _count(nodes) >= count:
+            return _choose_of_model(nodes, count, kept)
     return None
 
 
-def earliest(nodes: Iterable[NodeView], spec: ReservationSpec, but: str | None = None) -> float | None:
+def earliest(nodes: Iterable[NodeView], spec: ReservationSpec, ignored_id: str | None = None) -> float | None:
     """The earliest start, not before the requested one, with enough GPUs for the whole duration.
 
-    None if it depends on an instance without a declared end, or there are too few GPUs in total.
+    None if that depends on an instance without a declared end, or there are too few GPUs in total.
     """
     changes: dict[str, list[tuple[float, int]]] = {}
-    for _node, gpu, starts in _windows(nodes, spec, but):
+    for _node, gpu, starts in _windows(nodes, spec, ignored_id):
         for first, last in starts:
             # At equal times, starts are counted before ends, because `last` itself is a valid start.
             changes.setdefault(gpu.model, []).extend([(first, 1), (last, -1)])
-    found = (_first_of_enough(of_model, spec.gpus.gpu_count) for of_model in changes.values())
+    found = (_first_time_with(spec.gpus.gpu_count, of_model) for of_model in changes.values())
     return min((time for time in found if time is not None), default=None)
 
 
-def _first_of_enough(changes: Iterable[tuple[float, int]], count: int) -> float | None:
-    there = 0
+def _first_time_with(count: int, changes: Iterable[tuple[float, int]]) -> float | None:
+    available = 0
     for time, change in sorted(changes, key=lambda each: (each[0], -each[1])):
-        there += change
-        if there >= count:
+        available += change
+        if available >= count:
             return time
     return None
 
 
 def _windows(
-    nodes: Iterable[NodeView], spec: ReservationSpec, but: str | None, always: Collection[str] = ()
+    nodes: Iterable[NodeView], spec: ReservationSpec, ignored_id: str | None, always: Collection[str] = ()
 ) -> Iterator[tuple[NodeView, GpuView, list[tuple[float, float]]]]:
     """Each suitable GPU, with the intervals (first, last) in which the reservation could start."""
     for node in sorted(nodes, key=lambda each: each.id):
@@ -104,7 +106,7 @@ def _windows(
         for gpu in passing(links.in_order(node.gpus), spec.gpus):
             if not gpu.healthy or not (ready or gpu.uuid in always):
                 continue
-            others = tuple(period for period in gpu.reserved if period.reservation_id != but)
+            others = tuple(period for period in gpu.reserved if period.reservation_id != ignored_id)
             yield node, gpu, list(_starts(others, busy.get(gpu.uuid, 0.0), spec))
 
 
@@ -116,7 +118,7 @@ def _busy_until(node: NodeView, spec: ReservationSpec) -> dict[str, float]:
             continue
         end = inf if running.ends_at is None else running.ends_at + spec.overhead_s
         if end < spec.now:
-            end = inf  # overdue: its end is unknown
+            end = inf  # the instance is overdue: nobody knows when it ends
         for allocation in running.allocations:
             busy[allocation.gpu_uuid] = max(busy.get(allocation.gpu_uuid, 0.0), end)
     return busy
@@ -125,11 +127,11 @@ def _busy_until(node: NodeView, spec: ReservationSpec) -> dict[str, float]:
 def _starts(
     periods: Iterable[ReservedPeriod], busy_until: float, spec: ReservationSpec
 ) -> Iterator[tuple[float, float]]:
-    """The intervals in which it could start, one per gap between other reservations."""
+    """The intervals in which the reservation could start, one per gap between other reservations."""
     free_from = max(spec.from_at, busy_until)
     for period in sorted(periods, key=lambda each: each.from_at):
-        if free_from + spec.lasts_s <= period.from_at:
-            yield free_from, period.from_at - spec.lasts_s
+        if free_from + spec.duration_s <= period.from_at:
+            yield free_from, period.from_at - spec.duration_s
         free_from = max(free_from, period.to_at)
     if free_from < inf:
         yield free_from, inf
@@ -137,27 +139,33 @@ def _starts(
 
 def _rank(gpus: ReservableGpus, spec: ReservationSpec, model: str, kept: Collection[str]) -> tuple[bool, int]:
     """Sort key: the model of the kept GPUs comes first, then the preferred models."""
-    keeps = any(gpu.uuid in kept for there in gpus.by_model[model].values() for gpu in there)
+    keeps = any(gpu.uuid in kept for of_node in gpus.by_model[model].values() for gpu in of_node)
     return not keeps, preference(spec.gpus, model) or 0
 
 
-def _of_model(nodes: Mapping[str, Sequence[GpuView]], count: int, kept: Collection[str]) -> tuple[str, ...]:
+def _count(nodes: Mapping[str, Sequence[GpuView]]) -> int:
+    return sum(map(len, nodes.values()))
+
+
+def _choose_of_model(
+    nodes: Mapping[str, Sequence[GpuView]], count: int, kept: Collection[str]
+) -> tuple[str, ...]:
     chosen = [gpu.uuid for gpus in nodes.values() for gpu in gpus if gpu.uuid in kept][:count]
-    left = {key: [gpu for gpu in gpus if gpu.uuid not in kept] for key, gpus in nodes.items()}
-    used_nodes = {key for key, gpus in nodes.items() if any(gpu.uuid in chosen for gpu in gpus)}
+    left = {node_id: [gpu for gpu in gpus if gpu.uuid not in kept] for node_id, gpus in nodes.items()}
+    used_nodes = {node_id for node_id, gpus in nodes.items() if any(gpu.uuid in chosen for gpu in gpus)}
     while len(chosen) < count:
-        key = _next_node(left, count - len(chosen), used_nodes)
-        chosen += links.choose(left.pop(key), count - len(chosen))
+        node_id = _next_node(left, count - len(chosen), used_nodes)
+        chosen += links.choose(left.pop(node_id), count - len(chosen))
     return tuple(chosen)
 
 
 def _next_node(left: Mapping[str, Sequence[GpuView]], wanted: int, used_nodes: Collection[str]) -> str:
-    """Prefer a node that is used already, then the smallest with enough GPUs, then the one with the most."""
+    """Prefer used nodes, then of those with enough GPUs the one with the fewest, then that with the most."""
     return min(
-        (key for key in left if left[key]),
-        key=lambda key: (key not in used_nodes, *_fit_rank(len(left[key]), wanted), key),
+        (node_id for node_id in left if left[node_id]),
+        key=lambda node_id: (node_id not in used_nodes, *_fit_rank(len(left[node_id]), wanted), node_id),
     )
 
 
-def _fit_rank(there: int, wanted: int) -> tuple[bool, int]:
-    return (False, there) if there >= wanted else (True, -there)
+def _fit_rank(count: int, wanted: int) -> tuple[bool, int]:
+    return (False, count) if count >= wanted else (True, -count)

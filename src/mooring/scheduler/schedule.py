@@ -1,6 +1,6 @@
 """A scheduling cycle: places requests in the order of the queue, and defers those that do not fit."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from mooring.scheduler.backfill.deferral import DeferralPlanner
@@ -11,7 +11,7 @@ from mooring.scheduler.feasibility import quotas
 from mooring.scheduler.gangs import gangs
 from mooring.scheduler.model import Placement, Quota, SchedulingPlan, Snapshot, Unplaced
 from mooring.scheduler.packing.search import Found, Key
-from mooring.scheduler.queue import SchedulingQueue, Shares
+from mooring.scheduler.queue import ProjectShares, SchedulingQueue
 from mooring.scheduler.units import Unit, units_of
 
 
@@ -25,12 +25,12 @@ def schedule(snapshot: Snapshot, cache: CycleCache | None = None) -> SchedulingP
 
 
 def plan_for(snapshot: Snapshot, instance_id: str, cache: CycleCache) -> SchedulingPlan:
-    """The plan for one request and those ahead of it. Only this request is explained."""
+    """The plan for one request and those ahead of it. Only this request and its gang are explained."""
     return SchedulingCycle(snapshot, cache).plan_for(instance_id)
 
 
 class SchedulingCycle:
-    """Placements change the cluster state in the cache; the next cycle's snapshot corrects it."""
+    """Placements change the cluster state in the cache. The snapshot of the next cycle overwrites it."""
 
     def __init__(self, snapshot: Snapshot, cache: CycleCache) -> None:
         cache.update(snapshot.nodes)
@@ -42,7 +42,7 @@ class SchedulingCycle:
         self.cluster = cluster
         self._quotas: dict[str, Quota] = dict(snapshot.quotas)
         self._units = units_of(snapshot.requests)
-        self._shares = Shares(snapshot, cluster.held, cluster.total)
+        self._shares = ProjectShares(snapshot, cluster.held, cluster.total)
         self.backfill = BackfillPlanner(cluster, self._at)
         self._deferral = DeferralPlanner(snapshot, cache.start_times, cluster, self._shares, self.backfill)
         self.placements: list[Placement] = []
@@ -51,7 +51,7 @@ class SchedulingCycle:
         self._failed: set[Key] = set()
 
     def decisions(self) -> SchedulingPlan:
-        """The plan without explanations, which cost more than the decisions."""
+        """The plan without explanations, which take longer than the decisions."""
         for _ in self.steps():
             pass
         return self._plan(())
@@ -59,32 +59,34 @@ class SchedulingCycle:
     def plan(self) -> SchedulingPlan:
         for _ in self.steps():
             pass
-        waiting = [unit.limited(self._quotas) for unit in self._waiting]
-        return self._plan(explain_all(self.cluster, self._node_groups, waiting, self._at))
+        return self._explained_plan(self._waiting)
 
     def steps(self) -> Iterator[Unit]:
         """Decide one unit at a time, as the caller iterates."""
         for unit in self._queue():
-            self._decide(unit.limited(self._quotas))
+            self._decide(unit.with_quota(self._quotas))
             yield unit
 
     def plan_for(self, instance_id: str) -> SchedulingPlan:
         for unit in self.steps():
             if _has(unit, instance_id):
                 break
-        waiting = [unit.limited(self._quotas) for unit in self._waiting if _has(unit, instance_id)]
-        return self._plan(explain_all(self.cluster, self._node_groups, waiting, self._at))
+        return self._explained_plan([unit for unit in self._waiting if _has(unit, instance_id)])
 
     def before(self, instance_id: str) -> Unit | None:
         """Decide the units ahead of an instance, and return its unit; None if it is not pending."""
         for unit in self._queue():
             if _has(unit, instance_id):
-                return unit.limited(self._quotas)
-            self._decide(unit.limited(self._quotas))
+                return unit.with_quota(self._quotas)
+            self._decide(unit.with_quota(self._quotas))
         return None
 
     def _queue(self) -> SchedulingQueue:
         return SchedulingQueue(self.snapshot, self._units, self._shares)
+
+    def _explained_plan(self, units: Iterable[Unit]) -> SchedulingPlan:
+        waiting = [unit.with_quota(self._quotas) for unit in units]
+        return self._plan(explain_all(self.cluster, self._node_groups, waiting, self._at))
 
     def _plan(self, unplaced: tuple[Unplaced, ...]) -> SchedulingPlan:
         return SchedulingPlan(
@@ -98,25 +100,25 @@ class SchedulingCycle:
 
     def _decide(self, unit: Unit) -> None:
         self.decided.append(unit)
-        if found := self._places(unit):
-            self._take(unit, found)
+        if found := self._try_to_place(unit):
+            self._record(unit, found)
             return
         self._waiting.append(unit)
-        if gangs.whole(self.cluster, unit) and self._deferral.defer(unit):
-            # Fair share counts it as placed, because it will be.
+        if gangs.is_complete(self.cluster, unit) and self._deferral.defer(unit):
+            # For fair share, its GPUs count as allocated, because they will be.
             self._shares.take(unit.project_id, unit.gpu_milli, 0, 0)
 
-    def _places(self, unit: Unit) -> list[Found] | None:
-        """If a unit does not fit, equal ones are not tried: nothing is released during a cycle."""
+    def _try_to_place(self, unit: Unit) -> list[Found] | None:
+        """Find nodes for the unit. Once one does not fit, equal units are not tried: nothing is released."""
         key = gangs.key(self.cluster, unit)
-        if key in self._failed or not gangs.whole(self.cluster, unit):
+        if key in self._failed or not gangs.is_complete(self.cluster, unit):
             return None
         found = gangs.place(self.cluster, unit, self._at, self.backfill.allowing)
         if found is None:
             self._failed.add(key)
         return found
 
-    def _take(self, unit: Unit, found: list[Found]) -> None:
+    def _record(self, unit: Unit, found: list[Found]) -> None:
         members = {member.instance_id: member for member in unit.members}
         for each in found:
             placed = each.placement

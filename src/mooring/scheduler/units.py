@@ -9,7 +9,7 @@ from mooring.scheduler.model import Gang, Quota, Request
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Placed as a whole or not at all. Members of a gang have the same project and priority."""
+    """Placed as a whole or not at all. Its members are of one project."""
 
     members: tuple[Request, ...]  # by id
 
@@ -31,15 +31,15 @@ class Unit:
 
     @property
     def queued_at(self) -> float:
-        """The oldest member's: a restarted member has waited since its gang was queued."""
+        """When the oldest member was queued: a restarted member counts as having waited since then."""
         return min(member.queued_at for member in self.members)
 
     @property
     def gpu_milli(self) -> int:
         return sum(map(gpu_milli, self.members))
 
-    def limited(self, quotas: Mapping[str, Quota]) -> "Unit":
-        """A copy with the project's current quota."""
+    def with_quota(self, quotas: Mapping[str, Quota]) -> "Unit":
+        """The unit with its project's current quota."""
         quota = quotas.get(self.project_id)
         if all(quota is member.quota for member in self.members):
             return self

@@ -59,7 +59,7 @@ class Endpoint(Peer):
     port: Small
 
 
-# Users read these fields. Invalid values are dropped: rejecting the report would silence the whole node.
+# Validators of fields that users see: they replace invalid values, so that the node's report is not rejected.
 
 
 def _container_id(value: str | None) -> str | None:
@@ -75,7 +75,7 @@ def _exit_code(value: int | None) -> int | None:
 
 
 class ObservedInstance(Peer):
-    """One attempt of an instance as the node sees it. Absent containers are not listed."""
+    """One attempt of an instance as the node sees it. Absent attempts are not listed."""
 
     instance_id: Text
     attempt: Count
@@ -99,18 +99,18 @@ class Orphan(Peer):
 
 
 class Incident(Peer):
-    """An incident of one GPU. It is sent again until a sync is answered."""
+    """An incident of one GPU. The agent sends it again until a sync with it is answered."""
 
     id: Text
     uuid: GpuUuid
     code: Annotated[Text, AfterValidator(printable), Field(description="an incident code of docs/errors.md")]
     message: Annotated[Text, AfterValidator(printable), Field(description="for admins and the GPU's project")]
     count: Annotated[int, Field(ge=1, lt=2**31)] = 1
-    at: Annotated[Text | None, Field(description="time of the last one, by the node's clock")] = None
+    at: Annotated[Text | None, Field(description="time of the last occurrence, by the node's clock")] = None
     mig_uuids: Annotated[
         list[Text], Field(max_length=16, description="the affected MIG devices; empty: the whole GPU")
     ] = []
-    instance_id: Annotated[Text | None, Field(description="the instance that it concerns")] = None
+    instance_id: Annotated[Text | None, Field(description="the instance that the incident concerns")] = None
 
 
 class SyncRequest(Peer):
@@ -118,7 +118,7 @@ class SyncRequest(Peer):
 
     # Below the column's limit, so that the next session number fits.
     session: Annotated[int, Field(ge=0, lt=2**30)]
-    seq: Annotated[Count, Field(description="rises within a session; late, older reports are ignored")]
+    seq: Annotated[Count, Field(description="rises within a session; only the newest report is applied")]
     generation: Annotated[
         Count,
         Field(description="generation of the last answer that the agent applied; 0: none in this session"),
@@ -126,7 +126,7 @@ class SyncRequest(Peer):
     wait_s: Annotated[float, Field(ge=0, le=60, description="seconds to wait for a change")] = 0
     brief: Annotated[
         bool,
-        Field(description="omit the desired state from the answer if it still has this `generation`"),
+        Field(description="omit the desired state from the answer if its generation is still `generation`"),
     ] = False
     facts: NodeFacts
     problem: Reason | None = None
@@ -162,7 +162,7 @@ class GpuGrant(Peer):
     gpu_uuid: GpuUuid
     milli: Annotated[int, Field(ge=1, le=1000)]
     mig_uuid: Text | None = None
-    memory_mib: Annotated[int, Field(description="GPU memory that it may use")]
+    memory_mib: Annotated[int, Field(description="GPU memory that the instance may use")]
 
 
 class GroupMembership(Peer):
@@ -171,7 +171,7 @@ class GroupMembership(Peer):
     group_id: Text
     rank: int
     count: int
-    hostname: Annotated[Text, Field(description="its name in the group's network, such as `train-0`")]
+    hostname: Annotated[Text, Field(description="the member's name in the group's network: `train-0`")]
     network: Annotated[
         Literal["bridge", "overlay", "host"],
         Field(description="bridge: all members are on this node; overlay: the network spans nodes"),
@@ -199,7 +199,7 @@ class KnownAssignment(Peer):
     generation: int
     spec_version: Annotated[Text, Field(description="identifies the spec, as in `specs`")] = ""
     want: Literal["running", "stopped"]
-    may_start: Annotated[bool, Field(description="false once it has run: an absent container is then lost")]
+    may_start: Annotated[bool, Field(description="false once it has run: then, absent means lost")]
     stop_timeout_s: int
     gpu_uuids: Annotated[list[GpuUuid], Field(description="the GPUs of `grants`")]
     grants: list[GpuGrant] = []
@@ -209,14 +209,14 @@ class KnownAssignment(Peer):
     memory_mib: int
     disk_mib: Annotated[int | None, Field(ge=1, description="null: no limit (earlier release)")] = None
     image_digest: Annotated[
-        Text | None, Field(description="the image's digest at its first start, which is what runs (R15)")
+        Text | None, Field(description="the image's digest at the first start, for all attempts (rule R15)")
     ] = None
     security_profile: SecurityProfile = "standard"
     local_images: Annotated[
         bool,
         Field(
-            description="the project may run images that exist only on the node; otherwise a registry must "
-            "confirm that it may pull the image"
+            description="the project may run images that exist only on the node; otherwise the registry must "
+            "confirm that the project may pull the image"
         ),
     ] = False
 
@@ -243,9 +243,9 @@ class Assignment(KnownAssignment):
 
     spec: InstanceSpec
     asks_for_secrets: Annotated[
-        bool, Field(description="the agent must request secrets or registry credentials to start it")
+        bool, Field(description="the agent must request secrets or registry credentials for the start")
     ] = False
-    # The agent fills these in. The control plane of the previous release sends them.
+    # The agent adds these two from `StartSecrets`. A control plane of the previous release sends them.
     secrets: Annotated[
         dict[EnvName, EnvValue],
         Field(repr=False, description="values of the variables in spec.env that name a secret"),
@@ -254,8 +254,8 @@ class Assignment(KnownAssignment):
     registry_listed: Annotated[
         bool,
         Field(
-            description="an admin allows the image's registry, so it may have any address; otherwise it must "
-            "be on the public internet"
+            description="an admin allows the image's registry, which may then have any address; otherwise it "
+            "must be on the public internet"
         ),
     ] = False
 
@@ -278,7 +278,7 @@ class SyncAnswer(Peer):
     renew_credential: Annotated[bool, Field(description="an admin has requested a new credential")] = False
     brief: Annotated[bool, Field(description="omits the desired state, as requested")] = False
     assignments: list[Assignment] = []
-    unchanged: Annotated[list[KnownAssignment], Field(description="those whose spec the agent has")] = []
+    unchanged: Annotated[list[KnownAssignment], Field(description="assignments with a spec in `specs`")] = []
     removals: list[Removal] = []
     streams: Annotated[
         list[StreamRequest],

@@ -1,4 +1,4 @@
-"""Messages of log and exec streams between a node and a replica (`/agent/v1/streams`)."""
+"""Messages of log and exec streams between a node and a replica (`/agent/v1/stream…`)."""
 
 from typing import Annotated, Literal
 
@@ -21,7 +21,7 @@ class ExecRequest(Peer):
 
 
 class StreamRequest(Peer):
-    """A stream that a user waits for. The node sends frames to `url`; null: the URL that it syncs with."""
+    """A stream that a user waits for. The node sends frames to `url`; null: to the URL of its sync calls."""
 
     id: Text
     instance_id: Text

@@ -13,11 +13,11 @@ Scope = Literal["instances:read", "instances:write", "instances:exec", "usage:re
 
 
 class ApiKeyCreate(Body):
-    """A new key with a role, scopes or both. Scopes narrow the role; without a role they stand alone."""
+    """A new key with a role, scopes or both. A key with both may do only what both allow."""
 
     name: DisplayName
-    project_id: Annotated[Text | None, Field(max_length=64, description="null: your project")] = None
-    user_id: Annotated[Text | None, Field(max_length=64, description="its user; null: a service key")] = None
+    project_id: Annotated[Text | None, Field(max_length=64, description="null: your default project")] = None
+    user_id: Annotated[Text | None, Field(max_length=64, description="the key's user; null: none")] = None
     role: Annotated[Role | None, Field(strict=False)] = None
     scopes: Annotated[list[Scope], Field(max_length=6)] = []
     expires_at: Annotated[RequestTime | None, Field(description="RFC 3339 with a zone; null: never")] = None
@@ -60,6 +60,6 @@ class Me(Answer):
     user: User | None
     project: Annotated[MyProject | None, Field(description="the project of the key; null: none")]
     role: Role | None
-    scopes: Annotated[list[Scope], Field(description="in `project`; for admins: in all projects")]
+    scopes: Annotated[list[Scope], Field(description="in `project`; without a project: in all projects")]
     is_admin: bool
     projects: Annotated[list[MyProject], Field(description="your projects; empty for admins")]

@@ -22,7 +22,7 @@ class AuditLink(Answer):
 
 class AuditHead(Answer):
     number: Annotated[int, Field(ge=1)]
-    links: Annotated[int, Field(ge=0, description="number of links that it covers")]
+    links: Annotated[int, Field(ge=0, description="number of links that the head covers")]
     hash: Annotated[str, Field(description="signature over the previous head and all links since")]
     at: Timestamp
 

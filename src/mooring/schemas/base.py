@@ -54,7 +54,7 @@ class Problem(BaseModel):
     code: ErrorCode
     request_id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]+$", max_length=128)]
     retryable: bool
-    errors: Annotated[list[FieldError], Field(max_length=100, description="with 422: invalid fields")] = []
+    errors: Annotated[list[FieldError], Field(max_length=100, description="for 422: the invalid fields")] = []
 
 
 def timestamp(time: datetime | None) -> str | None:
@@ -87,14 +87,14 @@ _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d
 
 
 def _require_rfc_3339(value: object) -> object:
-    """pydantic also accepts numbers, dates without a time, and times without a time zone."""
+    """Reject what pydantic also accepts: numbers, dates without a time, and times without a time zone."""
     if isinstance(value, str) and _RFC_3339.fullmatch(value):
         return value
     raise PydanticCustomError("datetime_format", "must be RFC 3339 with a zone, such as 2026-11-21T08:00:00Z")
 
 
 def _in_utc(time: datetime) -> datetime:
-    """Convert to UTC with milliseconds. PostgreSQL would store a year above 9999, but fail to read it."""
+    """Convert to UTC with milliseconds. A year above 9999 could be stored in PostgreSQL, but not be read."""
     try:
         time = time.astimezone(UTC)
     except OverflowError:

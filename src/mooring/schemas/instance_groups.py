@@ -41,7 +41,7 @@ class GroupTemplate(InstanceTemplate):
         if reserved := sorted(RENDEZVOUS_ENV & env.keys()):
             raise PydanticCustomError(
                 "reserved_env",
-                "{names} is set by Mooring itself and cannot be given; remove it from env",
+                "env must not contain {names}, which only Mooring itself may set",
                 {"names": ", ".join(reserved)},
             )
         return env
@@ -77,7 +77,7 @@ class InstanceGroupCreate(Body):
             description="members are named `<name>-<rank>`; null: generated",
         ),
     ] = None
-    project_id: Annotated[Text | None, Field(max_length=64, description="null: your project")] = None
+    project_id: Annotated[Text | None, Field(max_length=64, description="null: your default project")] = None
     labels: Annotated[InstanceLabels, Field(description="added to the labels of its members")] = {}
     count: Annotated[int, Field(ge=1, le=MAX_MEMBERS)]
     template: GroupTemplate
@@ -95,7 +95,7 @@ class InstanceGroupCreate(Body):
 class GroupMember(Answer):
     rank: int
     instance_id: str
-    name: Annotated[str, Field(description="its name, also in the group's network")]
+    name: Annotated[str, Field(description="the member's name, also in the group's network")]
     state: State
     reason: Reason | None
     node_id: str | None
@@ -145,7 +145,7 @@ class InstanceGroupList(Answer):
 
 
 class GroupExplanation(Forecast):
-    """The forecast of its first pending member. `reason` says what prevents placing all together."""
+    """The forecast of the group's first pending member. `reason`: why the members cannot all be placed."""
 
     state: GroupState
     reason: Reason | None

@@ -24,7 +24,7 @@ class InstanceCreate(InstanceRequest):
 class InstancePatch(Body):
     """The fields to change. Omitted fields stay unchanged."""
 
-    # The defaults are never read: only fields that were sent are.
+    # The defaults are never used: only the fields that were sent are read.
     name: Annotated[Name, Field(default_factory=str)]
     labels: InstanceLabels = {}
     max_duration_s: Annotated[int | None, Field(ge=1, le=3660 * 86_400, description="null: no limit")] = None
@@ -45,7 +45,7 @@ class Device(Answer):
 
 
 class Granted(Answer):
-    """The allocated resources: as requested, or the share of the node that goes with its GPUs."""
+    """The allocated resources: as requested, or the default in proportion to the allocated GPUs."""
 
     cpus: float
     memory_mib: int
@@ -106,47 +106,47 @@ class RefusalItem(Answer):
 class Alternatives(Answer):
     """Changed requests that would start now."""
 
-    max_count_now: Annotated[int, Field(description="the largest number of such GPUs; 0: none")]
-    models_now: Annotated[list[str], Field(description="GPU models with which it would start")]
-    max_share_now: Annotated[float | None, Field(description="largest GPU share; null: none, or whole GPUs")]
-    without_same_numa: Annotated[bool, Field(description="whether it would start without `same_numa`")]
-    max_duration_s: Annotated[int | None, Field(description="longest duration with a start now; null: none")]
+    max_count_now: Annotated[int, Field(description="the largest `gpus.count` that would start; 0: none")]
+    models_now: Annotated[list[str], Field(description="GPU models that would start")]
+    max_share_now: Annotated[float | None, Field(description="the largest share; null: none, or whole GPUs")]
+    without_same_numa: Annotated[bool, Field(description="whether omitting `same_numa` would help")]
+    max_duration_s: Annotated[int | None, Field(description="the longest duration; null: none would start")]
 
 
 class AheadItem(Answer):
-    """A pending instance that is ahead of it. Ids and names of other projects' are null."""
+    """A pending instance that is ahead in the queue. In other projects, ids and name are null."""
 
     instance_id: str | None
     group_id: str | None
     name: str | None
-    because: Annotated[Because, Field(description="the first ordering rule that puts it ahead")]
+    because: Annotated[Because, Field(description="the first ordering rule that puts the instance ahead")]
 
 
 class AwaitedEnd(Answer):
     instance_id: str
     name: str
-    ends_at: Annotated[Timestamp | None, Field(description="its declared end, or the end of its stop")]
+    ends_at: Annotated[Timestamp | None, Field(description="the declared end, or the end of the stop")]
 
 
 class Forecast(Answer):
     """The queue position and the predicted start, which follows from declared durations."""
 
     queue_position: int | None
-    ahead: Annotated[list[AheadItem], Field(max_length=20, description="the first that are ahead of it")]
+    ahead: Annotated[list[AheadItem], Field(max_length=20, description="the first instances that are ahead")]
     starts_at: Annotated[Timestamp | None, Field(description="predicted start; null: unknown")]
     start_node_ids: list[str]
     waits_for: Annotated[list[AwaitedEnd], Field(description="your instances that must end first")]
-    waits_for_others: Annotated[int, Field(description="number of other projects' that must end first")]
+    waits_for_others: Annotated[int, Field(description="instances of other projects that must end first")]
     would_fit: Annotated[Alternatives | None, Field(description="null: not pending, or nothing would start")]
 
 
 class DryRun(Forecast):
-    """Whether and where it could start now; if not, why not, and its predicted start."""
+    """Whether and where the instance could start now; if not, why not, and its predicted start."""
 
     placeable: bool
     node_id: str | None
     devices: list[Device]
-    reason: Annotated[Reason | None, Field(description="why it would be pending; null: placeable")]
+    reason: Annotated[Reason | None, Field(description="why the instance would be pending; null: placeable")]
     refusals: list[RefusalItem]
 
 
@@ -164,7 +164,7 @@ class WaitResult(Answer):
 
 class ExecBody(Body):
     command: Annotated[list[LongText], Field(min_length=1, max_length=1024)]
-    timeout_s: Annotated[int, Field(ge=1, le=3600, description="in seconds; then it is killed")] = 30
+    timeout_s: Annotated[int, Field(ge=1, le=3600, description="seconds until the command is killed")] = 30
 
 
 MAX_OUTPUT_BYTES = 1024 * 1024

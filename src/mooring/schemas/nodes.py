@@ -21,7 +21,7 @@ class GpuMigDevice(Answer):
     profile: str
     memory_mib: int | None
     free: bool
-    instance_id: Annotated[str | None, Field(description="its user; null: none, or hidden from you")]
+    instance_id: Annotated[str | None, Field(description="the instance that has it; null: none or hidden")]
 
 
 class GpuHolder(Answer):
@@ -66,7 +66,7 @@ class GpuIncident(Answer):
     severity: Severity
     action: Action
     message: Annotated[str, Field(description="node's message; other projects see the code's description")]
-    instance_id: Annotated[str | None, Field(description="its user; null: none, or hidden from you")]
+    instance_id: Annotated[str | None, Field(description="the instance that has it; null: none or hidden")]
     since: Timestamp
     last_at: Timestamp
     count: int
@@ -91,13 +91,13 @@ class Gpu(Answer):
     mig_mode: str | None
     mig_devices: list[GpuMigDevice]
     health: Health
-    reason: Annotated[Reason | None, Field(description="why it is unhealthy; null: healthy")]
+    reason: Annotated[Reason | None, Field(description="why the GPU is unhealthy; null: healthy")]
     conditions: Annotated[list[GpuCondition], Field(max_length=64, description="problems, worst first")]
     placement: Annotated[Placement, Field(description="last: used only if no other GPU fits")]
     recovery: GpuRecovery | None
-    share_free: Annotated[float, Field(description="the part of it that is not allocated")]
-    instance_id: Annotated[str | None, Field(description="its only user; null: none, several or hidden")]
-    holders: Annotated[list[GpuHolder], Field(max_length=1000, description="its users that you may see")]
+    share_free: Annotated[float, Field(description="the part of the GPU that is not allocated")]
+    instance_id: Annotated[str | None, Field(description="its only instance; null: none, several or hidden")]
+    holders: Annotated[list[GpuHolder], Field(max_length=1000, description="its instances that you may see")]
     simulated: bool
 
 
@@ -117,10 +117,10 @@ class FactChange(Answer):
     """A fact whose reported value differs from the approved one."""
 
     fact: Annotated[str, Field(description="such as `cpus`; `gpu`: a whole GPU that is not approved")]
-    gpu_uuid: Annotated[str | None, Field(description="the GPU of the fact; null: of the node")]
+    gpu_uuid: Annotated[str | None, Field(description="the GPU of this fact; null: a fact of the node")]
     approved: Annotated[JsonValue, Field(description="null: nothing is approved")]
     reported: JsonValue
-    node_id: Annotated[str | None, Field(description="the node for which this GPU is approved")]
+    node_id: Annotated[str | None, Field(description="the other node that has this GPU; null: none")]
 
 
 class FactsChanged(Answer):
@@ -163,7 +163,7 @@ class Node(Answer):
     versions: Versions
     gpus: list[Gpu]
     orphans: Annotated[list[Orphan], Field(description="unknown containers with Mooring's labels")]
-    overrides: Annotated[list[str], Field(description="safeguards that its operator has disabled")]
+    overrides: Annotated[list[str], Field(description="safety checks that the node's operator turned off")]
     reserved_for: Annotated[list[str] | None, Field(description="its projects that you may see; null: all")]
     facts_changed: FactsChanged | None
     simulated: bool
@@ -178,7 +178,7 @@ class NodeList(Answer):
 
 
 class NodePatch(Body):
-    # The default is never read: only a field that was sent is.
+    # The default is never used: only a field that was sent is read.
     reserved_for: Annotated[
         list[Annotated[Text, Field(max_length=64)]] | None,
         Field(
@@ -207,7 +207,7 @@ class Drain(Body):
 
 
 class InstanceType(Answer):
-    """A number of GPUs of one model, or a MIG device of one."""
+    """A number of GPUs of one model, or one MIG device of such a GPU."""
 
     name: str
     gpu_model: str
@@ -234,7 +234,7 @@ class InstanceTypeList(Answer):
 
 class JoinTokenCreate(Body):
     ttl_s: Annotated[int, Field(ge=1, le=86_400, description="lifetime in seconds")] = 3600
-    node_name: Annotated[Name | None, Field(description="name of the node; null: its own choice")] = None
+    node_name: Annotated[Name | None, Field(description="name of the node; null: the node chooses")] = None
 
 
 class JoinToken(Answer):

@@ -44,7 +44,7 @@ class QuotaValues(Body):
         int | None,
         Field(ge=0, le=2**53, description="a pending instance without `disk_mib` counts as 10240"),
     ] = None
-    gpu_hours_per_day: Annotated[Hours | None, Field(description="per UTC day; instances then wait")] = None
+    gpu_hours_per_day: Annotated[Hours | None, Field(description="per UTC day; new starts then wait")] = None
     gpu_hours_per_month: Annotated[Hours | None, Field(description="per UTC month")] = None
 
 
@@ -54,9 +54,9 @@ class ProjectCreate(Body):
 
 
 class ProjectPatch(Body):
-    """The fields to change. Owners change name and labels, admins all; `quotas` are merged."""
+    """The fields to change: owners may change name and labels, admins all. `quotas` are merged by key."""
 
-    # The defaults are never read: only fields that were sent are.
+    # The defaults are never used: only the fields that were sent are read.
     name: Annotated[Name, Field(default_factory=str)]
     labels: Labels = {}
     quotas: QuotaValues = QuotaValues()
@@ -69,8 +69,8 @@ class ProjectPatch(Body):
     guaranteed_gpus: Annotated[
         Amount | None,
         Field(
-            description="number of GPUs that it gets by preempting projects that borrow them; GPUs beyond "
-            "this number are borrowed. null: 0. If no project has a guarantee, no GPU counts as borrowed"
+            description="number of GPUs that the project can reclaim by preempting others; GPUs beyond this "
+            "number are borrowed. null: 0. If no project has a guarantee, no GPU counts as borrowed"
         ),
     ] = None
     gpu_sharing: Annotated[bool, Field(description="its instances may share GPUs with one another")] = False
@@ -83,11 +83,11 @@ class ProjectPatch(Body):
     ] = False
     node_selector: Annotated[
         dict[LabelKey, LabelValue],
-        Field(max_length=64, description="labels that nodes of its instances must have; admins only"),
+        Field(max_length=64, description="labels that nodes of its instances must have"),
     ] = {}
     local_images: Annotated[
         bool,
-        Field(description="its instances may run images that exist only on a node; admins only"),
+        Field(description="its instances may run images that exist only on a node"),
     ] = False
     require_disk_limits: Annotated[bool, Field(description="use only nodes that enforce `disk_mib`")] = False
 
@@ -155,7 +155,7 @@ class UserCreate(Body):
 
 
 class UserPatch(Body):
-    # The defaults are never read: only fields that were sent are.
+    # The defaults are never used: only the fields that were sent are read.
     name: Annotated[DisplayName, Field(default_factory=str)]
     email: Email | None = None
     is_admin: bool = False

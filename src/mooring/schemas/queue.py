@@ -23,7 +23,7 @@ class QueueEntry(Answer):
     name: str | None
     project_id: Annotated[str | None, Field(description="null: another project")]
     count: Annotated[int, Field(description="number of pending instances: group members, or 1")]
-    gpus: Annotated[float, Field(description="requested GPUs of all of them, shares included")]
+    gpus: Annotated[float, Field(description="requested GPUs of all these instances, shares included")]
     priority: int
     waits_since: Timestamp
     reason: Annotated[Reason | None, Field(description="null: not known yet, or of another project")]
@@ -65,7 +65,7 @@ class ShareThatFits(Answer):
 
 class StrandedGpus(Answer):
     by: Stranding
-    gpus: Annotated[float, Field(description="free GPUs that this reason makes unusable")]
+    gpus: Annotated[float, Field(description="free GPUs that are unusable for this reason")]
 
 
 class FreeMigDevices(Answer):

@@ -32,7 +32,7 @@ class RegistryCreate(Body):
     server: RegistryServer
     username: Username
     password: Password
-    project_id: Annotated[Text | None, Field(max_length=64, description="null: your project")] = None
+    project_id: Annotated[Text | None, Field(max_length=64, description="null: your default project")] = None
 
 
 class RegistryPut(Body):

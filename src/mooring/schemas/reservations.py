@@ -32,7 +32,7 @@ class ReservationCreate(Body):
     """A new reservation. During its period, only the project's instances run on its GPUs."""
 
     name: Name
-    project_id: Annotated[Text | None, Field(max_length=64, description="null: the default project")] = None
+    project_id: Annotated[Text | None, Field(max_length=64, description="null: your default project")] = None
     gpus: ReservedGpus
     from_at: Annotated[RequestTime | None, Field(alias="from", description="null: now")] = None
     to_at: Annotated[RequestTime, Field(alias="to")]
@@ -45,7 +45,7 @@ def _now() -> datetime:
 class ReservationPatch(Body):
     """The fields to change. Omitted fields stay unchanged."""
 
-    # The defaults are never read: only fields that were sent are.
+    # The defaults are never used: only the fields that were sent are read.
     name: Annotated[Name, Field(default_factory=str)]
     from_at: Annotated[RequestTime, Field(alias="from", default_factory=_now)]
     to_at: Annotated[RequestTime, Field(alias="to", default_factory=_now)]

@@ -18,7 +18,7 @@ class SecretCreate(Body):
 
     name: SecretName
     value: SecretValue
-    project_id: Annotated[Text | None, Field(max_length=64, description="null: your project")] = None
+    project_id: Annotated[Text | None, Field(max_length=64, description="null: your default project")] = None
 
 
 class SecretPut(Body):

@@ -1,4 +1,4 @@
-"""Decisions of a node: each rule by itself, then all rules against a toy engine in any order."""
+"""The decisions of a node: each rule by itself, then all rules on a toy engine, with events in any order."""
 
 from dataclasses import replace
 
@@ -18,8 +18,8 @@ STARTING = {A1: Work(ActionKind.START)}
 
 
 def test_starts_what_is_assigned_and_absent() -> None:
-    asked = wanted()
-    assert decided(asked).actions == (Start(asked),)
+    assigned = wanted()
+    assert decided(assigned).actions == (Start(assigned),)
 
 
 def test_never_starts_again_what_has_run() -> None:
@@ -28,19 +28,19 @@ def test_never_starts_again_what_has_run() -> None:
 
 
 def test_adopts_a_container_that_was_created_and_never_began() -> None:
-    asked = wanted()
-    assert decided(asked, container(status="created")).actions == (Start(asked),)
+    assigned = wanted()
+    assert decided(assigned, container(status="created")).actions == (Start(assigned),)
 
 
 @pytest.mark.parametrize("status", ["running", "paused", "restarting"])
-def test_leaves_alone_what_runs_as_it_should(status: str) -> None:
+def test_a_live_container_that_should_run_is_left_alone(status: str) -> None:
     assert decided(wanted(), container(status=status)).actions == ()
 
 
-def test_stops_what_should_be_stopped_and_keeps_it() -> None:
-    asked, running = wanted(want="stopped", stop_timeout_s=9), container()
-    assert decided(asked, running).actions == (Stop(running),)
-    assert decided(asked, exited()).actions == ()
+def test_a_stop_keeps_the_ended_container() -> None:
+    assigned, running = wanted(want="stopped", stop_timeout_s=9), container()
+    assert decided(assigned, running).actions == (Stop(running),)
+    assert decided(assigned, exited()).actions == ()
 
 
 @pytest.mark.parametrize("goal", [wanted(want="stopped", stop_timeout_s=7), removal()])
@@ -57,9 +57,9 @@ def test_a_shorter_timeout_applies_to_a_stop_in_progress() -> None:
     assert decided(shorter, container(), now=105, stop_sent_at={A1: 100.0}).actions == (Kill(container()),)
 
 
-def test_no_time_to_stop_is_a_kill() -> None:
-    asked = wanted(want="stopped", stop_timeout_s=0)
-    assert decided(asked, container()).actions == (Kill(container()),)
+def test_a_stop_timeout_of_zero_kills_at_once() -> None:
+    assigned = wanted(want="stopped", stop_timeout_s=0)
+    assert decided(assigned, container()).actions == (Kill(container()),)
 
 
 def test_removes_a_created_container_that_should_be_stopped() -> None:
@@ -67,14 +67,14 @@ def test_removes_a_created_container_that_should_be_stopped() -> None:
     assert decided(wanted(want="stopped"), created).actions == (Remove(created),)
 
 
-def test_a_removal_stops_first() -> None:
+def test_a_removal_stops_the_container_first() -> None:
     running, ended = container(), exited()
     assert decided(removal(), running).actions == (Stop(running),)
     assert decided(removal(), ended).actions == (Remove(ended),)
     assert decided(removal()).actions == ()
 
 
-def test_waits_for_the_engine_to_finish_a_removal_of_its_own() -> None:
+def test_a_container_that_the_engine_is_removing_is_left_alone() -> None:
     assert decided(removal(), container(status="removing")).actions == ()
 
 
@@ -89,14 +89,14 @@ def test_cancels_a_start_without_an_assignment() -> None:
     assert decided(work=STARTING).actions == (Cancel(A1),)
 
 
-def test_one_action_at_a_time() -> None:
+def test_an_attempt_has_one_action_at_a_time() -> None:
     stopping = {A1: Work(ActionKind.STOP)}
     assert decided(removal(), container(), work=stopping).actions == ()
     assert decided(wanted(), work=STARTING).actions == ()
 
 
 def test_never_touches_a_container_that_the_answer_does_not_name() -> None:
-    assert decided(container("stranger"), exited("other")).actions == ()
+    assert decided(container("a"), exited("b")).actions == ()
 
 
 def test_an_older_attempt_must_be_gone_before_the_newer_one_starts() -> None:
@@ -142,7 +142,7 @@ def test_nothing_starts_on_a_node_with_a_problem() -> None:
     assert plan.waiting == {A1: problem}
 
 
-def test_what_failed_because_of_the_engine_waits() -> None:
+def test_a_failed_action_is_retried_after_a_pause() -> None:
     pause = Pause(tries=0, until=101, reason=Reason(code="docker_unavailable", message="…"))
     plan = decided(wanted(), pauses={A1: pause})
     assert (plan.actions, plan.waiting, plan.due) == ((), {A1: pause.reason}, 101)
@@ -155,42 +155,43 @@ def test_what_failed_because_of_the_engine_waits() -> None:
     [("never", 1, False), ("on_failure", 1, True), ("on_failure", 0, False), ("always", 0, True)],
 )
 def test_restarts_as_the_policy_says(policy: str, exit_code: int, restarts: bool) -> None:
-    asked, ended = wanted(spec={"restart": policy}), exited(exit_code=exit_code)
-    plan = decided(asked, ended)
+    assigned, ended = wanted(spec={"restart": policy}), exited(exit_code=exit_code)
+    plan = decided(assigned, ended)
     assert plan.actions == ()
     assert plan.due == (101 if restarts else None)
-    later = decided(asked, ended, restarts=plan.restarts, now=101)
+    later = decided(assigned, ended, restarts=plan.restarts, now=101)
     assert later.actions == ((Restart(ended),) if restarts else ())
 
 
 @pytest.mark.parametrize("status", ["created", "exited"])
 def test_a_container_starts_only_if_its_gpus_are_free(status: str) -> None:
-    """Found by the property below: its assignment no longer names a GPU that the container still has."""
-    asked = wanted("a", gpus=(), spec={"restart": "always"})
-    made_with = container("a", status=status, gpu_uuids=(GPU,))
+    """Here the container still has a GPU that its assignment no longer names."""
+    assigned = wanted("a", gpus=(), spec={"restart": "always"})
+    existing = container("a", status=status, gpu_uuids=(GPU,))
     holder = container("b", gpu_uuids=(GPU,))
-    waited = decided(asked, made_with, holder)
-    plan = decided(asked, made_with, holder, restarts=waited.restarts, now=101)
+    before_the_pause = decided(assigned, existing, holder)
+    plan = decided(assigned, existing, holder, restarts=before_the_pause.restarts, now=101)
     assert plan.actions == ()
     assert plan.waiting[A1].code == "waiting_for_removal"
 
 
 def test_restart_pauses_double_up_to_a_minute_and_reset_after_a_steady_run() -> None:
-    asked, pauses = wanted(spec={"restart": "always"}), []
+    assigned, pauses = wanted(spec={"restart": "always"}), []
     restarts: dict[Key, PlannedRestart] = {}
     for number in range(9):
         ended = exited(at=f"2026-11-21T08:00:0{number}Z")
-        plan = decided(asked, ended, restarts=restarts)
+        plan = decided(assigned, ended, restarts=restarts)
         restarts = dict(plan.restarts)
         pauses.append(restarts[A1].pause_s)
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    running = decided(asked, container(), restarts=restarts)
-    steady = decided(asked, exited(at="2026-11-21T08:01:00Z"), restarts=running.restarts)
+    running = decided(assigned, container(), restarts=restarts)
+    steady = decided(assigned, exited(at="2026-11-21T08:01:00Z"), restarts=running.restarts)
     assert steady.restarts[A1].pause_s == 1
 
 
 def test_no_restart_of_what_should_be_stopped() -> None:
-    assert decided(wanted(want="stopped", spec={"restart": "always"}), exited(), now=1000).due is None
+    plan = decided(wanted(want="stopped", spec={"restart": "always"}), exited())
+    assert (plan.actions, plan.restarts, plan.due) == ((), {}, None)
 
 
 KEYS = [(instance, attempt) for instance in "abc" for attempt in (1, 2)]
@@ -201,74 +202,70 @@ STATUSES = ["created", "running", "exited"]
 def desires(draw: st.DrawFn) -> AgentSnapshot:
     """A valid desired state: at most one attempt of each instance, and no GPU twice."""
     gpus = ["GPU-0", "GPU-1"]
-    things: list[Assignment | Removal] = []
+    items: list[Assignment | Removal] = []
     for instance in "abc":
         attempt = draw(st.sampled_from([None, 1, 2]))
         for other in {1, 2} - {attempt}:
             if draw(st.booleans()):
-                things.append(removal(instance, other))
+                items.append(removal(instance, other))
         if attempt is not None:
-            mine = gpus[: draw(st.integers(0, len(gpus)))]
-            del gpus[: len(mine)]
+            taken = gpus[: draw(st.integers(0, len(gpus)))]
+            del gpus[: len(taken)]
             want = draw(st.sampled_from(["running", "stopped"]))
             policy = draw(st.sampled_from(["never", "always"]))
-            things.append(wanted(instance, attempt, gpus=tuple(mine), want=want, spec={"restart": policy}))
-    return snapshot(*things)
+            items.append(wanted(instance, attempt, gpus=tuple(taken), want=want, spec={"restart": policy}))
+    return snapshot(*items)
 
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_any_order_of_events_keeps_the_rules(data: st.DataObject) -> None:
+def test_in_any_order_of_events_nothing_runs_twice_or_is_touched_unnamed(data: st.DataObject) -> None:
     present = data.draw(st.dictionaries(st.sampled_from(KEYS), st.sampled_from(STATUSES)), label="present")
     engine = ToyEngine({key: container(*key, status) for key, status in present.items()})
-    goal, touched = data.draw(desires()), set[Key]()
-    strangers = dict(engine.containers)
-    for now in range(12):
-        if data.draw(st.booleans(), label="news"):
+    goal, named = data.draw(desires()), set[Key]()
+    at_first = dict(engine.containers)
+    for cycle in range(12):
+        if data.draw(st.booleans(), label="new desired state"):
             goal = data.draw(desires())
-        touched |= goal.assignments.keys() | goal.removals.keys()
-        plan = engine.plan(goal, now=float(now * 50))
+        named |= goal.assignments.keys() | goal.removals.keys()
+        plan = engine.plan(goal, now=cycle * 50.0)
         goal = replace(goal, restarts=plan.restarts)
-        _check(engine)
-        for key in data.draw(
-            st.sets(st.sampled_from(sorted(engine.work))) if engine.work else st.just(set())
-        ):
+        _assert_nothing_runs_twice(engine)
+        finished = st.sets(st.sampled_from(sorted(engine.work))) if engine.work else st.just(set())
+        for key in data.draw(finished):
             engine.finish(key)
-            _check(engine)
-    for key, before in strangers.items():
-        assert key in touched or engine.containers[key] == before
+            _assert_nothing_runs_twice(engine)
+    for key, before in at_first.items():
+        assert key in named or engine.containers[key] == before
 
 
 @settings(max_examples=100, deadline=None)
 @given(desires(), st.dictionaries(st.sampled_from(KEYS), st.sampled_from(STATUSES)))
-def test_it_settles_on_what_is_wanted(goal: AgentSnapshot, present: dict[Key, str]) -> None:
+def test_the_node_reaches_the_desired_state(goal: AgentSnapshot, present: dict[Key, str]) -> None:
     engine = ToyEngine({key: container(*key, status) for key, status in present.items()})
-    for now in range(30):
-        plan = engine.plan(goal, now=float(now * 100))
+    for cycle in range(30):
+        plan = engine.plan(goal, now=cycle * 100.0)
         goal = replace(goal, restarts=plan.restarts)
         for key in list(engine.work):
             engine.finish(key)
     assert not engine.work
     assert not goal.removals.keys() & engine.containers.keys()
-    orphaned = {key[0] for key in engine.containers if key not in goal.assignments}
-    for key, asked in goal.assignments.items():
+    have_an_orphan = {instance_id for instance_id, _ in engine.containers.keys() - goal.assignments.keys()}
+    for key, assigned in goal.assignments.items():
         found = engine.containers.get(key)
-        if asked.want == "stopped":
+        may_run = present.get(key) != "exited" or assigned.spec.restart == "always"
+        if assigned.want == "stopped":
             assert found is None or found.status == "exited"
-        elif asked.instance_id not in orphaned and (
-            present.get(key) != "exited" or asked.spec.restart == "always"
-        ):
+        elif may_run and assigned.instance_id not in have_an_orphan:
             assert found is not None and found.status == "running"
 
 
-def _check(engine: ToyEngine) -> None:
-    """No instance started here runs twice or shares a GPU, whatever was on the node before."""
-    holders = [one for key, one in engine.containers.items() if is_live(one) and key in engine.began]
-    cards = [uuid for one in holders for uuid in one.gpu_uuids]
-    cards += [
-        uuid for key, work in engine.work.items() if work.kind is ActionKind.START for uuid in work.gpu_uuids
-    ]
-    assert len(cards) == len(set(cards))
-    starting = [key for key, work in engine.work.items() if work.kind is ActionKind.START]
-    instances = [key_of(one)[0] for one in holders] + [key[0] for key in starting]
-    assert len(instances) == len(set(instances))
+def _assert_nothing_runs_twice(engine: ToyEngine) -> None:
+    """No instance or GPU is used twice by what was started here, whatever was on the node before."""
+    live = [one for key, one in engine.containers.items() if is_live(one) and key in engine.began]
+    starts = {key: work for key, work in engine.work.items() if work.kind is ActionKind.START}
+    gpu_uuids = [uuid for one in live for uuid in one.gpu_uuids]
+    gpu_uuids += [uuid for action in starts.values() for uuid in action.gpu_uuids]
+    assert len(gpu_uuids) == len(set(gpu_uuids))
+    instance_ids = [key_of(one)[0] for one in live] + [instance_id for instance_id, _ in starts]
+    assert len(instance_ids) == len(set(instance_ids))

@@ -45,10 +45,10 @@ def test_paths_are_normalized_like_the_engine_does(volume: str, path: str) -> No
 @pytest.mark.parametrize(
     "volume",
     [
-        *("/", "//", "/a/..", "", "data", "./data", "/proc", "/proc/x", "/a/../proc", "/sys/fs/cgroup"),
-        *("/dev/shm", "/a:rw", "/a\nb", "/" + "a" * 300),
+        "/", "//", "/a/..", "", "data", "./data", "/proc", "/proc/x", "/a/../proc", "/sys/fs/cgroup",
+        "/dev/shm", "/a:rw", "/a\nb", "/" + "a" * 300,
     ],
-)
+)  # fmt: skip
 def test_a_volume_that_cannot_be_masked_is_rejected(volume: str) -> None:
     with pytest.raises(StartRefused) as caught:
         masks(volume)
@@ -112,7 +112,7 @@ def test_the_allocatable_size_and_the_low_watermark(
 
 
 class TestPullLimits:
-    def test_sizes(self) -> None:
+    def test_the_compressed_and_the_unpacked_size_are_limited(self) -> None:
         limits = PullLimits(max_image_mib=10)
         limits.during("x", 10 * MIB)
         limits.after("x", 10 * MIB)
@@ -121,7 +121,7 @@ class TestPullLimits:
                 check("x", 10 * MIB + 1)
             assert caught.value.reason.code == "image_too_large"
 
-    def test_images_are_removed_before_a_pull_is_rejected(self) -> None:
+    def test_a_pull_is_rejected_only_if_removing_images_frees_too_little(self) -> None:
         free = [1]
 
         def make_room() -> None:
@@ -162,7 +162,7 @@ class TestImageUsage:
         known = ImageUsage()
         known.add("sha256:1", "docker.io/a")
         assert known.unused_s("sha256:2", ["docker.io/a"]) is None
-        assert known.unused_s("sha256:1", ["docker.io/a", "docker.io/mine"]) is None
+        assert known.unused_s("sha256:1", ["docker.io/a", "docker.io/operators"]) is None
 
     def test_an_image_cannot_be_used_during_its_removal(self) -> None:
         known = ImageUsage()

@@ -142,8 +142,8 @@ class TestLimits:
             hosts = output_of(runtime, started, ["sh", "-c", FILL.format(path="/etc/hosts")])
             assert size_of(hosts) <= 64 * 2**20
 
-    def test_a_larger_image_does_not_reduce_the_limit(self, new_docker_node: NewDockerNode) -> None:
-        """btrfs counts the image's data too."""
+    def test_a_large_image_does_not_reduce_the_limit(self, new_docker_node: NewDockerNode) -> None:
+        """On btrfs, the limit of a container includes the image's data."""
         node = new_docker_node(filesystem="btrfs")
         layer = images.single_file_layer("large", b"\1" * 100 * 2**20)
         repository = "mooring-test/large"
@@ -176,7 +176,9 @@ class TestPulls:
         assert "compressed" in reason.message
         assert image not in references_on(node)
 
-    def test_large_by_many_layers(self, node: DockerNode, small: DockerRuntime, registry: Registry) -> None:
+    def test_many_layers_that_are_too_large_together_are_rejected(
+        self, node: DockerNode, small: DockerRuntime, registry: Registry
+    ) -> None:
         image = registry.add_image("disk/layers", extra_layers=12, layer_bytes=MEGABYTE)
         assert refusal_of(small, assignment(image=image)).code == "image_too_large"
         assert image not in references_on(node)
@@ -197,9 +199,9 @@ class TestPulls:
     ) -> None:
         image = registry.add_image("disk/again", zeros_bytes=40 * MEGABYTE)
         refusal_of(small, assignment(image=image))
-        asked = registry.daemon.log.stat().st_size
+        log_size = registry.daemon.log.stat().st_size
         assert refusal_of(small, assignment(image=image)).code == "image_too_large"
-        assert registry.daemon.log.stat().st_size == asked
+        assert registry.daemon.log.stat().st_size == log_size
 
     def test_an_image_that_was_on_the_node_before_is_not_removed(
         self, node: DockerNode, small: DockerRuntime, registry: Registry
@@ -245,7 +247,7 @@ class TestCollection:
     def pulling(
         self, node: DockerNode, pulled: ImageUsage, registry: Registry, clock: "Clock"
     ) -> Iterator[Callable[[str], str]]:
-        """Pulls an image through Mooring, removes its container, and advances the clock by an hour."""
+        """A function that pulls an image by a start, removes the container, and advances the clock by 1 h."""
         with closing(runtime_on(node, disk=DiskSettings(usage=pulled, collector=KEEPS_ALL))) as runtime:
 
             def pull(name: str) -> str:
@@ -282,21 +284,21 @@ class TestCollection:
         self, node: DockerNode, pulled: ImageUsage, pulling: Callable[[str], str]
     ) -> None:
         names = ["a", "b", "c", "d"]
-        pulled_ones = [pulling(name) for name in names]
+        pulled_images = [pulling(name) for name in names]
 
         def space() -> Space:
-            """Each image uses a fifth of the disk."""
-            return Space(100, 100 - 20 * len(references_on(node).intersection(pulled_ones)))
+            """As if each image used a fifth of the disk."""
+            return Space(100, 100 - 20 * len(references_on(node).intersection(pulled_images)))
 
         self.collector(node, pulled, space, high_pct=90, low_pct=50).sweep()
-        assert references_on(node).intersection(pulled_ones) == set(pulled_ones)
+        assert references_on(node).intersection(pulled_images) == set(pulled_images)
         self.collector(node, pulled, space, high_pct=80, low_pct=50).sweep()
-        assert references_on(node).intersection(pulled_ones) == set(pulled_ones[2:])
+        assert references_on(node).intersection(pulled_images) == set(pulled_images[2:])
 
     def test_a_recently_used_image_is_kept_under_any_pressure(
         self, node: DockerNode, pulled: ImageUsage, pulling: Callable[[str], str], clock: "Clock"
     ) -> None:
-        image = pulling("moment")
+        image = pulling("recent")
         assert pulled.use(str(node.client.images.get(image).id))
         clock.now += 60
         collector = self.collector(node, pulled, partial(Space, 100, 0), high_pct=1, low_pct=0)
@@ -310,9 +312,9 @@ class TestCollection:
         self, node: DockerNode, pulled: ImageUsage, pulling: Callable[[str], str]
     ) -> None:
         image = pulling("tagged")
-        node.client.api.tag(image, "mooring-test/mine", "1")
+        node.client.api.tag(image, "mooring-test/operators", "1")
         self.collector(node, pulled, partial(Space, 100, 0), high_pct=1, low_pct=0).sweep()
-        assert {image, "mooring-test/mine:1"} <= references_on(node)
+        assert {image, "mooring-test/operators:1"} <= references_on(node)
 
     def test_an_image_that_the_operator_pulled_before_is_kept(
         self, node: DockerNode, pulled: ImageUsage, pulling: Callable[[str], str], registry: Registry

@@ -1,6 +1,6 @@
 """The probe for disk limits, on a simulated engine.
 
-`test_disk.py` probes real engines. None of those ignores the option, as Docker's containerd image store may.
+`test_disk.py` probes real engines, but none that ignores the option, as Docker's containerd image store may.
 """
 
 import json
@@ -55,9 +55,9 @@ class _Answers(BaseHTTPRequestHandler):
         if "/images/create" in self.path:
             self.server.left.add(f"{query['repo'][0]}:{query['tag'][0]}")
             return self._answer(200, {})
-        asked = json.loads(body)
-        size = asked["HostConfig"]["StorageOpt"]["size"]
-        assert asked["Labels"].keys() == {PROBE_LABEL}
+        config = json.loads(body)
+        size = config["HostConfig"]["StorageOpt"]["size"]
+        assert config["Labels"].keys() == {PROBE_LABEL}
         self.server.tried.append(size)
         if size in self.server.refused:
             return self._answer(500, {"message": f"invalid size: {size}"})
@@ -106,7 +106,9 @@ def standin() -> Iterator[EngineStandin]:
     ("refused", "enforced"),
     [(("not-a-size",), True), ((), False), (("not-a-size", "1G"), False), (("1G",), False)],
 )
-def test_limits_need_both_answers(standin: EngineStandin, refused: tuple[str, ...], enforced: bool) -> None:
+def test_limits_are_enforced_if_only_the_invalid_size_is_rejected(
+    standin: EngineStandin, refused: tuple[str, ...], enforced: bool
+) -> None:
     standin.refused = refused
     limits = EngineStorage(standin.engine).limits(INFO)
     assert limits.enforced is enforced
@@ -146,7 +148,7 @@ def test_the_reported_facts(standin: EngineStandin) -> None:
     assert (facts.driver, facts.filesystem) == ("overlay2", "xfs")
 
 
-def test_an_invisible_disk_is_not_reported(standin: EngineStandin) -> None:
+def test_a_disk_that_the_agent_cannot_see_is_not_reported(standin: EngineStandin) -> None:
     assert space_of("/nowhere/at/all") is None
     assert EngineStorage(standin.engine, measure=lambda _root: None).facts(INFO, 0) is None
 

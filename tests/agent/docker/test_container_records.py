@@ -1,4 +1,4 @@
-"""What the agent remembers of its containers: durable, bounded, and recovered when it is lost."""
+"""The agent's records of its containers: saved, limited, and derived again when they are lost."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from mooring.agent.docker.container_records import (
     TooManyContainersError,
 )
 from mooring.agent.docker.create import Abilities, ContainerLimits, Image, container_config
-from mooring.agent.docker.derive import derived
+from mooring.agent.docker.derive import derive_record
 from mooring.agent.docker.observe import Observer
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.runtime import RuntimeUnavailable, StartDelayed
@@ -51,7 +51,7 @@ def record(given: Assignment | None = None) -> ContainerRecord:
     return ContainerRecord.of(given or assignment(), "sha256:2", CONTROL_PLANE)
 
 
-def kept_in(directory: Path) -> ContainerRecords:
+def records_in(directory: Path) -> ContainerRecords:
     return ContainerRecords.of_node(StateDirectory(directory))
 
 
@@ -63,58 +63,57 @@ def on_the_hosts_network(given: Assignment) -> Assignment:
 
 
 def test_records_survive_a_restart(tmp_path: Path) -> None:
-    secret = with_more(
+    with_secret = with_more(
         assignment(env={"A": "1", "TOKEN": {"secret": "t"}}, ports=[{"container": 80}]),
         secrets={"TOKEN": "canary-value"},
     )
     made = {
-        C1: record(on_the_hosts_network(with_share(secret, 20_000))),
+        C1: record(on_the_hosts_network(with_share(with_secret, 20_000))),
         C2: record(with_mig(assignment(), MIG_A)),
     }
     for container_id, one in made.items():
-        kept_in(tmp_path).remember(container_id, one)
-    again = kept_in(tmp_path)
-    assert {container_id: again.get(container_id) for container_id in again.ids()} == made
-    share = made[C1]
-    assert share.held_share == Share("shared", 250, 20_000, "proj-1")
-    assert (share.secret_env, share.group_id) == (("TOKEN",), "grp_1")
-    assert [(port.port, port.protocol) for port in share.host_ports] == [(80, "tcp")]
+        records_in(tmp_path).remember(container_id, one)
+    later = records_in(tmp_path)
+    assert {container_id: later.get(container_id) for container_id in later.ids()} == made
+    assert made[C1].held_share == Share("shared", 250, 20_000, "proj-1")
+    assert (made[C1].secret_env, made[C1].group_id) == (("TOKEN",), "grp_1")
+    assert [(port.port, port.protocol) for port in made[C1].host_ports] == [(80, "tcp")]
     assert (made[C2].gpu_uuids, made[C2].cards) == ((MIG_A,), (GPU,))
     assert "canary" not in (tmp_path / FILE).read_text()
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_records_of_removed_containers_are_deleted(tmp_path: Path) -> None:
-    records = kept_in(tmp_path)
+    records = records_in(tmp_path)
     records.remember(C1, record())
     records.remember(C2, record())
     records.forget({C1, "unknown"})
-    assert records.ids() == kept_in(tmp_path).ids() == {C2}
+    assert records.ids() == records_in(tmp_path).ids() == {C2}
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b"[" * 100_000])
 def test_a_damaged_file_counts_as_empty(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / FILE).write_bytes(damage)
-    records = kept_in(tmp_path)
+    records = records_in(tmp_path)
     assert records.ids() == frozenset()
     records.remember(C1, record())
-    assert kept_in(tmp_path).ids() == {C1}
+    assert records_in(tmp_path).ids() == {C1}
 
 
 @pytest.mark.parametrize("entry", [None, 1, {}, {"instance_id": 7}, {"host_ports": [{"port": 0}]}])
 def test_a_damaged_entry_does_not_affect_others(tmp_path: Path, entry: Any) -> None:
-    kept_in(tmp_path).remember(C1, record())
+    records_in(tmp_path).remember(C1, record())
     content = json.loads((tmp_path / FILE).read_bytes())
     broken = {**content[C1], **entry} if isinstance(entry, dict) and entry else entry
     (tmp_path / FILE).write_text(json.dumps({**content, C2: broken}))
-    assert kept_in(tmp_path).ids() == {C1}
+    assert records_in(tmp_path).ids() == {C1}
 
 
 def test_a_field_of_a_later_release_is_ignored(tmp_path: Path) -> None:
-    kept_in(tmp_path).remember(C1, record())
+    records_in(tmp_path).remember(C1, record())
     content = json.loads((tmp_path / FILE).read_bytes())
     (tmp_path / FILE).write_text(json.dumps({C1: {**content[C1], "later": 1}}))
-    assert kept_in(tmp_path).ids() == {C1}
+    assert records_in(tmp_path).ids() == {C1}
 
 
 def test_the_number_of_records_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +122,7 @@ def test_the_number_of_records_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
     records.remember(C1, record())
     with pytest.raises(TooManyContainersError):
         records.remember(C2, record())
-    records.remember(C1, record())  # a change of one that is there
+    records.remember(C1, record())  # an existing record can still be saved
     assert records.ids() == {C1}
 
 
@@ -140,15 +139,15 @@ def test_a_record_that_is_not_on_disk_is_not_kept() -> None:
 def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, bytes(content)[:7]))
-    kept_in(tmp_path).remember(C1, record())
-    assert kept_in(tmp_path).ids() == {C1}
+    records_in(tmp_path).remember(C1, record())
+    assert records_in(tmp_path).ids() == {C1}
 
 
-# --- without a record: what no image can write
+# --- derived records
 
 
 def inspected(given: Assignment, **changes: Any) -> dict[str, Any]:
-    """The engine's "inspect" of a container as the agent makes it."""
+    """The engine's "inspect" of a container that the agent creates, with these changes."""
     config = container_config(given, IMAGE, Abilities(), ContainerLimits(), CONTROL_PLANE)
     found = {
         "Id": C1,
@@ -165,10 +164,10 @@ def inspected(given: Assignment, **changes: Any) -> dict[str, Any]:
 
 def derive(found: dict[str, Any], *, simulated_gpus: bool = False) -> ContainerRecord | None:
     parents = {MIG_A: GPU}
-    return derived(found, CONTROL_PLANE, parents.get, simulated_gpus=simulated_gpus)
+    return derive_record(found, CONTROL_PLANE, parents.get, simulated_gpus=simulated_gpus)
 
 
-def test_gpus_are_those_of_the_host_config_and_of_the_driver() -> None:
+def test_gpus_are_derived_from_the_host_config_and_their_parents_from_the_driver() -> None:
     whole = derive(inspected(assignment(gpu_uuids=("GPU-a", "GPU-b"))))
     assert whole is not None
     assert (whole.gpu_uuids, whole.cards, whole.secret_env) == (("GPU-a", "GPU-b"), (), None)
@@ -198,17 +197,17 @@ def test_labels_claim_no_gpu() -> None:
         {"Config": {"Labels": None}},
     ],
 )
-def test_a_container_with_other_privileges_is_foreign(changes: dict[str, Any]) -> None:
+def test_a_container_that_the_agent_would_not_create_is_foreign(changes: dict[str, Any]) -> None:
     assert derive(inspected(assignment())) is not None
     assert derive(inspected(assignment(), **changes)) is None
 
 
-# --- an agent that starts anew, on a real engine
+# --- a restarted agent, with a real engine
 
 
 @pytest.fixture
 def first(node: DockerNode, tmp_path: Path) -> Iterator[DockerRuntime]:
-    with closing(runtime_on(node, records=kept_in(tmp_path))) as made:
+    with closing(runtime_on(node, records=records_in(tmp_path))) as made:
         yield made
 
 
@@ -223,7 +222,7 @@ def kinds_of_assignments() -> list[Assignment]:
 
 def test_a_restarted_agent_reads_all_records(node: DockerNode, first: DockerRuntime, tmp_path: Path) -> None:
     made = [start(first, given) for given in kinds_of_assignments()]
-    with closing(runtime_on(node, records=kept_in(tmp_path))) as later:
+    with closing(runtime_on(node, records=records_in(tmp_path))) as later:
         containers, orphans = later.containers()
     assert sorted(containers, key=lambda one: one.instance_id) == sorted(
         made, key=lambda one: one.instance_id
@@ -235,17 +234,18 @@ def test_a_restarted_agent_reads_all_records(node: DockerNode, first: DockerRunt
 def test_a_lost_file_is_derived_and_completed_by_the_next_answer(
     node: DockerNode, first: DockerRuntime, tmp_path: Path
 ) -> None:
-    """So does a first start of this release on a node with running containers of an earlier one."""
+    """Also at the first start of this release, on a node with running containers of an earlier release."""
     given = kinds_of_assignments()
     made = {one.instance_id: one for one in (start(first, each) for each in given)}
     (tmp_path / FILE).write_text("damaged")
-    with closing(runtime_on(node, records=kept_in(tmp_path))) as later:
+    with closing(runtime_on(node, records=records_in(tmp_path))) as later:
         containers, orphans = later.containers()
         assert (len(containers), orphans) == (4, [])
         for one in containers:
             known = made[one.instance_id]
             assert (one.gpu_uuids, one.status) == (known.gpu_uuids, "running")
             assert (one.share, one.endpoints) == (None, ())
+        # An assignment with another spec does not complete the record.
         changed = with_more(given[0], spec={**given[0].spec.model_dump(), "env": {"A": "other"}})
         later.assigned([changed, *given[1:]])
         containers, _ = later.containers()
@@ -254,34 +254,37 @@ def test_a_lost_file_is_derived_and_completed_by_the_next_answer(
         later.assigned(given)
         containers, _ = later.containers()
         assert {one.instance_id: one for one in containers} == made
-    assert len(kept_in(tmp_path).ids()) == 4
+    assert len(records_in(tmp_path).ids()) == 4
 
 
 def test_an_agent_completes_its_records_from_the_control_planes_answer(
     node: DockerNode, tmp_path: Path
 ) -> None:
-    asked, kept, lost = with_share(assignment(), 20_000), ContainerRecords(), ContainerRecords()
+    given = with_share(assignment(), 20_000)
+    first_records, later_records = ContainerRecords(), ContainerRecords()
     reader = SimulatedGpuReader("gpu-1", 1)
-    with agent_with(runtime_on(node, records=kept), reader, lambda _: None, tmp_path / "a") as server:
-        server.wants(asked)
-        wait_until(lambda: server.phase(asked) == "running")
-    with agent_with(runtime_on(node, records=lost), reader, lambda _: None, tmp_path / "b") as server:
-        server.wants(asked)
-        [container_id] = wait_until(lost.ids, 40) or [""]
-        assert server.phase(asked) == "running"
-    assert lost.get(container_id) == kept.get(container_id) is not None
+    first_runtime = runtime_on(node, records=first_records)
+    later_runtime = runtime_on(node, records=later_records)
+    with agent_with(first_runtime, reader, lambda _: None, tmp_path / "a") as server:
+        server.wants(given)
+        wait_until(lambda: server.phase(given) == "running")
+    with agent_with(later_runtime, reader, lambda _: None, tmp_path / "b") as server:
+        server.wants(given)
+        [container_id] = wait_until(later_records.ids, 40) or [""]
+        assert server.phase(given) == "running"
+    assert later_records.get(container_id) == first_records.get(container_id) is not None
 
 
-def test_records_follow_the_containers_of_the_node(
+def test_a_record_is_saved_at_the_start_and_deleted_after_the_removal(
     node: DockerNode, first: DockerRuntime, tmp_path: Path
 ) -> None:
     made = start(first, assignment())
-    assert kept_in(tmp_path).ids() == {made.container_id}
+    assert records_in(tmp_path).ids() == {made.container_id}
     first.containers()
-    assert kept_in(tmp_path).ids() == {made.container_id}
+    assert records_in(tmp_path).ids() == {made.container_id}
     node.client.api.remove_container(made.container_id, force=True)
     assert first.containers() == ([], [])
-    assert kept_in(tmp_path).ids() == frozenset()
+    assert records_in(tmp_path).ids() == frozenset()
 
 
 def test_a_container_that_cannot_be_recorded_is_not_started(node: DockerNode) -> None:
@@ -301,19 +304,19 @@ def test_an_adopted_container_is_recorded_as_requested(
     given = with_share(assignment(), 20_000)
     created = create_by_hand(node, given)
     assert start(first, given).share == Share("shared", 250, 20_000, "proj-1")
-    assert kept_in(tmp_path).get(created) == ContainerRecord.of(given, None, CONTROL_PLANE)
+    assert records_in(tmp_path).get(created) == ContainerRecord.of(given, None, CONTROL_PLANE)
 
 
-def test_a_container_of_another_control_plane_is_an_orphan_with_a_record_too(
+def test_a_recorded_container_of_another_control_plane_is_an_orphan(
     node: DockerNode, first: DockerRuntime, tmp_path: Path
 ) -> None:
     start(first, assignment())
-    with closing(runtime_on(node, records=kept_in(tmp_path), control_plane_id="another")) as later:
+    with closing(runtime_on(node, records=records_in(tmp_path), control_plane_id="another")) as later:
         containers, orphans = later.containers()
     assert (containers, len(orphans)) == ([], 1)
 
 
-# --- one container that the engine cannot tell about
+# --- one container that the engine cannot describe
 
 
 HUNG = "does not answer"
@@ -321,8 +324,7 @@ HUNG = "does not answer"
 
 @contextmanager
 def engine_with(found: dict[str, Any]) -> Iterator[str]:
-    """An HTTP server that answers as dockerd does, with these containers; text is an error's."""
-
+    """The URL of a server that answers as dockerd does, with these containers (`described`)."""
     released = threading.Event()
 
     class Answers(BaseHTTPRequestHandler):
@@ -334,9 +336,10 @@ def engine_with(found: dict[str, Any]) -> Iterator[str]:
             elif container is not None:
                 if container["broken"] == HUNG:
                     released.wait(20)
-                broken = isinstance(container["broken"], str)
-                told = {"message": container["broken"]} if broken else {**container, **container["broken"]}
-                self._answer(500 if broken else 200, told)
+                if isinstance(container["broken"], str):
+                    self._answer(500, {"message": container["broken"]})
+                else:
+                    self._answer(200, {**container, **container["broken"]})
             else:
                 self._answer(200, {"ApiVersion": "1.41"})
 
@@ -346,7 +349,7 @@ def engine_with(found: dict[str, Any]) -> Iterator[str]:
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            with suppress(BrokenPipeError):  # who asked has not waited for so long
+            with suppress(BrokenPipeError):  # the client's timeout has passed
                 self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
@@ -365,17 +368,19 @@ def engine_with(found: dict[str, Any]) -> Iterator[str]:
 
 
 def listed(container_id: str, found: dict[str, Any]) -> dict[str, Any]:
-    told = found[container_id]
+    """The container's entry in a list."""
+    container = found[container_id]
     state, status = "running", "Up 2 minutes"
-    if told["broken"] == HUNG:
+    if container["broken"] == HUNG:
         state, status = "exited", "Exited (3) 2 minutes ago"
-    names, labels = [told["Name"]], told["Labels"]
+    names, labels = [container["Name"]], container["Labels"]
     return {"Id": container_id, "Names": names, "Labels": labels, "State": state, "Status": status}
 
 
 def described(container_id: str, given: Assignment, broken: Any) -> dict[str, Any]:
-    told = inspected(given)
-    return {**told, "Id": container_id, "Labels": told["Config"]["Labels"], "broken": broken}
+    """A container; `broken` is the error of its "inspect", `HUNG` if that hangs, or changed fields."""
+    container = inspected(given)
+    return {**container, "Id": container_id, "Labels": container["Config"]["Labels"], "broken": broken}
 
 
 BROKEN: list[Any] = [
@@ -396,11 +401,11 @@ def test_an_unreadable_container_does_not_hide_others(broken: Any, *, recorded: 
     with engine_with({C1: described(C1, bad, broken), C2: described(C2, good, {})}) as url:
         engine = Engine({"DOCKER_HOST": url})
         observer = Observer(engine, "10.0.0.7", records)
-        for _ in range(2):
+        for _ in range(2):  # the second list uses what the first has read
             containers, orphans = observer.containers(CONTROL_PLANE)
             found = {one.container_id: one for one in containers}
             assert found[C2].status == "running"
-            if recorded:  # what it was given is known: its GPUs are not free
+            if recorded:  # the record shows that its GPUs are not free
                 assert (found[C1].status, found[C1].gpu_uuids) == ("running", ("GPU-a",))
             else:
                 assert [one.container_id for one in orphans] == [C1]
@@ -408,13 +413,13 @@ def test_an_unreadable_container_does_not_hide_others(broken: Any, *, recorded: 
 
 
 def test_a_container_whose_inspect_hangs_has_the_state_of_the_list() -> None:
-    """Docker's list does not wait for the lock of a container, its "inspect" does."""
+    """Docker's list does not wait for the lock of a container, but "inspect" does."""
     bad, good = assignment(gpu_uuids=("GPU-a",)), assignment()
     records = ContainerRecords()
     with engine_with({C1: described(C1, bad, HUNG), C2: described(C2, good, {})}) as url:
         engine = Engine({"DOCKER_HOST": url}, timeout_s=1)
         observer = Observer(engine, "10.0.0.7", records)
-        with pytest.raises(RuntimeUnavailable):  # unknown is not gone
+        with pytest.raises(RuntimeUnavailable):  # without a record, it must not count as gone
             observer.containers(CONTROL_PLANE)
         records.remember(C1, record(bad))
         containers, orphans = observer.containers(CONTROL_PLANE)

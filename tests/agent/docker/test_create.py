@@ -1,4 +1,4 @@
-"""What a create may ask of the engine, by table."""
+"""The request that creates a container, field by field."""
 
 from typing import Any
 
@@ -29,21 +29,21 @@ CUDA = Image(
         "PATH=/bin",
     ),
 )
-DRIVER = Abilities()
+NO_CDI = Abilities()
 CDI = Abilities(cdi_devices=frozenset({"nvidia.com/gpu=GPU-a", "nvidia.com/gpu=GPU-b"}))
 SIMULATED = Abilities(simulated_gpus=True, cdi_devices=CDI.cdi_devices)
 
 
-def config_of(given: Assignment, abilities: Abilities = DRIVER, image: Image = IMAGE) -> dict[str, Any]:
+def config_of(given: Assignment, abilities: Abilities = NO_CDI, image: Image = IMAGE) -> dict[str, Any]:
     return container_config(given, image, abilities, ContainerLimits(), CONTROL_PLANE)
 
 
-# R6: a field that appears here unasked is the bug this test is for.
+# R6: the request must have no other fields than these.
 ALLOWED = {
     "Image", "Hostname", "Entrypoint", "Cmd", "WorkingDir", "User", "Env", "Labels", "ExposedPorts", "Tty",
     "OpenStdin", "Healthcheck", "StopSignal", "HostConfig", "NetworkingConfig",
 }  # fmt: skip
-ALLOWED_OF_THE_HOST = {
+ALLOWED_IN_HOST_CONFIG = {
     "Runtime", "Privileged", "CapDrop", "CapAdd", "SecurityOpt", "NetworkMode", "IpcMode", "Memory",
     "MemorySwap", "NanoCpus", "PidsLimit", "ShmSize", "Ulimits", "LogConfig", "RestartPolicy", "Init",
     "PortBindings", "DeviceRequests",
@@ -53,7 +53,7 @@ ALLOWED_OF_THE_HOST = {
 def test_a_request_contains_only_listed_fields() -> None:
     config = config_of(assignment(gpu_uuids=("GPU-a",), ports=[{"container": 80}]))
     assert set(config) == ALLOWED
-    assert set(config["HostConfig"]) == ALLOWED_OF_THE_HOST
+    assert set(config["HostConfig"]) == ALLOWED_IN_HOST_CONFIG
 
 
 def test_the_container_is_restricted() -> None:
@@ -83,7 +83,7 @@ def test_a_strict_project_has_no_capability() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "field", "value"),
+    ("spec", "field", "value"),
     [
         ({"cpus": 1.5}, "NanoCpus", 1_500_000_000),
         ({}, "ShmSize", 32 * 2**20),
@@ -95,18 +95,18 @@ def test_a_strict_project_has_no_capability() -> None:
         ),
     ],
 )
-def test_the_requested_values_reach_the_engine(asked: dict[str, Any], field: str, value: Any) -> None:
-    assert config_of(assignment(**asked))["HostConfig"][field] == value
+def test_the_spec_sets_fields_of_the_host_config(spec: dict[str, Any], field: str, value: Any) -> None:
+    assert config_of(assignment(**spec))["HostConfig"][field] == value
 
 
 @pytest.mark.parametrize(
     ("abilities", "uuids", "requests", "visible"),
     [
-        (DRIVER, (), [], "void"),
+        (NO_CDI, (), [], "void"),
         (CDI, (), [], "void"),
         (SIMULATED, (), [], "void"),
         (
-            DRIVER,
+            NO_CDI,
             ("GPU-a", "GPU-b"),
             [
                 {
@@ -123,7 +123,7 @@ def test_the_requested_values_reach_the_engine(asked: dict[str, Any], field: str
             [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=GPU-a", "nvidia.com/gpu=GPU-b"]}],
             "void",
         ),
-        # One that CDI does not know: all of them go the other way, never half and half.
+        # CDI does not have one of the GPUs: all are requested from the driver.
         (
             CDI,
             ("GPU-a", "GPU-z"),
@@ -167,18 +167,18 @@ def test_gpus_are_requested_by_uuid_only(
 def test_device_variables_of_an_image_are_unset(name: str) -> None:
     image = Image(id="sha256:1", digest=None, env=(f"{name}=all", "PATH=/bin"))
     for given in (assignment(), assignment(gpu_uuids=("GPU-a",))):
-        env = environment(given, image, DRIVER)
-        assert name in env  # a name without = unsets it
+        env = environment(given, image, NO_CDI)
+        assert name in env  # a name without `=` removes the variable
         assert not any(entry.startswith(("PATH", f"{name}=")) for entry in env)
 
 
-def test_health_check_and_stop_signal_of_an_image_are_replaced() -> None:
+def test_health_check_and_stop_signal_are_always_set() -> None:
     config = config_of(assignment())
     assert (config["Healthcheck"], config["StopSignal"]) == ({"Test": ["NONE"]}, "SIGTERM")
 
 
 @pytest.mark.parametrize(
-    ("asked", "image", "used"),
+    ("requested", "of_image", "used"),
     [
         (None, "", ""),
         (None, "app/./src", "/app/src"),
@@ -191,34 +191,35 @@ def test_health_check_and_stop_signal_of_an_image_are_replaced() -> None:
     ],
 )
 def test_the_working_directory_is_not_in_a_kernel_file_system(
-    asked: str | None, image: str, used: str | None
+    requested: str | None, of_image: str, used: str | None
 ) -> None:
-    given, found = assignment(working_dir=asked), Image(id="1", digest=None, working_dir=image)
+    given, image = assignment(working_dir=requested), Image(id="1", digest=None, working_dir=of_image)
     if used is not None:
-        assert config_of(given, image=found)["WorkingDir"] == used
+        assert config_of(given, image=image)["WorkingDir"] == used
         return
     with pytest.raises(StartRefused) as caught:
-        config_of(given, image=found)
+        config_of(given, image=image)
     assert caught.value.reason.code == "working_dir_unusable"
 
 
-def test_labels_of_the_image_are_emptied_and_never_replace_ours() -> None:
+def test_labels_of_the_image_are_emptied_and_never_replace_moorings() -> None:
     image = Image(id="1", digest=None, labels=("traefik.enable", "mooring.instance"))
     given = assignment(instance_id="i-9")
     found = config_of(given, image=image)["Labels"]
     assert (found["traefik.enable"], found["mooring.instance"]) == ("", "i-9")
 
 
-def test_simulated_gpus_are_named_and_the_users_variables_come_through() -> None:
+def test_simulated_gpus_and_the_users_variables_are_in_the_environment() -> None:
     env = environment(assignment(gpu_uuids=("GPU-a", "GPU-b"), env={"A": "1=2"}), IMAGE, SIMULATED)
     assert "MOORING_SIMULATED_GPUS=GPU-a,GPU-b" in env
     assert "A=1=2" in env
 
 
-def test_variables_of_the_user_never_replace_ours() -> None:
+def test_variables_of_the_user_never_replace_moorings() -> None:
     given = assignment()
-    spec = given.spec.model_copy(update={"env": {"NVIDIA_VISIBLE_DEVICES": "all"}})  # past the API's refusal
-    env = environment(given.model_copy(update={"spec": spec}), IMAGE, DRIVER)
+    # The API rejects this name, but a copy is not validated.
+    spec = given.spec.model_copy(update={"env": {"NVIDIA_VISIBLE_DEVICES": "all"}})
+    env = environment(given.model_copy(update={"spec": spec}), IMAGE, NO_CDI)
     assert env.count("NVIDIA_VISIBLE_DEVICES=void") == 1
     assert "NVIDIA_VISIBLE_DEVICES=all" not in env
 
@@ -243,7 +244,7 @@ def test_every_label_that_a_release_has_read_is_set() -> None:
     }
 
 
-def test_the_spec_hash_depends_on_the_spec_and_not_the_generation() -> None:
+def test_the_spec_hash_depends_on_the_spec_and_the_gpus_but_not_on_the_generation() -> None:
     one = assignment(env={"A": "1"})
     assert spec_hash(one) == spec_hash(one.model_copy(update={"generation": 99}))
     assert spec_hash(one) != spec_hash(assignment(env={"A": "2"}))
@@ -251,7 +252,7 @@ def test_the_spec_hash_depends_on_the_spec_and_not_the_generation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "runs"),
+    ("spec", "command"),
     [
         ({"command": None}, ["e0", "c0"]),
         ({"command": []}, ["e0", "c0"]),
@@ -261,5 +262,5 @@ def test_the_spec_hash_depends_on_the_spec_and_not_the_generation() -> None:
         ({"entrypoint": [], "command": ["a"]}, ["a"]),
     ],
 )
-def test_command_line(asked: dict[str, Any], runs: list[str]) -> None:
-    assert command_line(assignment(**asked).spec, IMAGE) == runs
+def test_command_line(spec: dict[str, Any], command: list[str]) -> None:
+    assert command_line(assignment(**spec).spec, IMAGE) == command

@@ -1,4 +1,4 @@
-"""Requests to an engine that says nothing can be given up, and the engine sees that they were."""
+"""Closing a stream ends its request to an engine that does not answer."""
 
 import socketserver
 import threading
@@ -15,13 +15,13 @@ from tests.testbed.waiting import wait_until
 
 
 class SilentEngine(socketserver.ThreadingUnixStreamServer):
-    """Tells its version, and leaves every POST without an answer."""
+    """Answers each GET with its API version, and does not answer any POST."""
 
     daemon_threads = True
 
     def __init__(self, path: str) -> None:
         super().__init__(path, _Handler)
-        self.asked, self.given_up = threading.Event(), threading.Event()
+        self.requested, self.disconnected = threading.Event(), threading.Event()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -37,16 +37,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         engine = cast(SilentEngine, self.server)
-        engine.asked.set()
+        engine.requested.set()
         assert self.connection.recv(1) == b""
         self.close_connection = True
-        engine.given_up.set()
+        engine.disconnected.set()
 
     def address_string(self) -> str:
         return "unix"
 
     def log_message(self, *_: Any) -> None:
-        """Tests are quiet."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -67,14 +67,14 @@ def engine(silent: SilentEngine, tmp_path: Path) -> Iterator[Engine]:
 
 def test_closing_a_stream_ends_a_request_without_an_answer(silent: SilentEngine, engine: Engine) -> None:
     stream = engine.stream("POST", "/images/create", params={"fromImage": "r.example.com/x"})
-    assert silent.asked.wait(5)
+    assert silent.requested.wait(5)
     assert stream.read(0.05) is None
     stream.close()
-    assert silent.given_up.wait(5)
+    assert silent.disconnected.wait(5)
     wait_until(lambda: not stream._thread.is_alive())
 
 
-def test_closing_a_stream_at_once_leaves_no_request(engine: Engine) -> None:
+def test_closing_a_stream_at_once_leaves_no_thread(engine: Engine) -> None:
     streams = [engine.stream("POST", "/images/create") for _ in range(20)]
     for stream in streams:
         stream.close()

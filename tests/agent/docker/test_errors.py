@@ -1,4 +1,4 @@
-"""The engine's words, as this release and others put them, and what a user is told."""
+"""How errors of several releases of the engine are mapped and explained to users."""
 
 import docker.errors
 import pytest
@@ -15,7 +15,7 @@ RUNC = (
 
 
 @pytest.mark.parametrize(
-    ("message", "code", "tells"),
+    ("message", "code", "message_part"),
     [
         (RUNC + 'exec: "nosuch": executable file not found in $PATH: unknown', "command_not_found", "nosuch"),
         (RUNC + 'exec: "/x/y": stat /x/y: no such file or directory: unknown', "command_not_found", "/x/y"),
@@ -54,13 +54,13 @@ RUNC = (
         ("No command specified", "command_missing", "command"),
         ("container init was OOM-killed (memory limit too low?)", "memory_too_small", "memory_mib"),
         ("write /x: no space left on device", "node_disk_full", "disk"),
-        ("the moon is full", "start_failed", "the moon is full"),
+        ("an unknown error", "start_failed", "an unknown error"),
     ],
 )
-def test_start_failures(message: str, code: str, tells: str) -> None:
+def test_start_failures(message: str, code: str, message_part: str) -> None:
     reason = start_failure(message, ["cmd", "arg"])
     assert reason.code == code
-    assert tells in reason.message
+    assert message_part in reason.message
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_pull_failures(message: str, status: int, code: str) -> None:
         BrokenPipeError(),
     ],
 )
-def test_unexpected_exceptions_mean_unknown(raised: Exception) -> None:
+def test_after_other_exceptions_the_outcome_is_unknown(raised: Exception) -> None:
     with pytest.raises(RuntimeUnavailable) as caught, engine_call("list"):
         raise raised
     assert not isinstance(caught.value, EngineRefused)
@@ -110,7 +110,7 @@ def test_unexpected_exceptions_mean_unknown(raised: Exception) -> None:
     "message",
     ["context canceled", "grpc: the client connection is closing", "rpc error: code = Unavailable desc"],
 )
-def test_an_error_of_a_stopping_engine_means_unknown(message: str) -> None:
+def test_after_an_error_of_a_stopping_engine_the_outcome_is_unknown(message: str) -> None:
     with pytest.raises(RuntimeUnavailable) as caught, engine_call("start"):
         raise docker.errors.APIError("500", response(500), explanation=message)
     assert not isinstance(caught.value, EngineRefused)
@@ -143,7 +143,7 @@ def response(status: int) -> requests.Response:
     ],
 )
 def test_a_registrys_answer_is_not_quoted(message: str) -> None:
-    """Quoted, a pull would read from the node's network, and tell open ports from closed ones."""
+    """Otherwise users could read from the node's network, and distinguish open ports from closed ones."""
     reason = pull_failure(message, "r/x:1", 500)
     assert reason == pull_failure("something else", "r/x:1", 500)
     assert "canary" not in reason.message

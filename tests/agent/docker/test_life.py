@@ -1,4 +1,4 @@
-"""`DockerRuntime` against a real dockerd: how containers end, are listed, and an engine that goes away."""
+"""`DockerRuntime` with a real dockerd: stops, restarts and lists of containers, and an engine that stops."""
 
 import os
 import threading
@@ -24,7 +24,9 @@ from tests.testbed.fixtures import NewDockerNode
 from tests.testbed.waiting import wait_until
 
 
-def test_stop_sends_sigterm_and_remove_leaves_nothing(node: DockerNode, runtime: DockerRuntime) -> None:
+def test_stop_sends_sigterm_and_stop_and_remove_are_repeatable(
+    node: DockerNode, runtime: DockerRuntime
+) -> None:
     container = start(
         runtime, assignment(command=["sh", "-c", "trap 'exit 7' TERM; while :; do sleep 0.1; done"])
     )
@@ -37,7 +39,7 @@ def test_stop_sends_sigterm_and_remove_leaves_nothing(node: DockerNode, runtime:
     assert all_containers(node) == []
 
 
-def test_a_program_that_ignores_sigterm_is_killed_in_the_end(runtime: DockerRuntime) -> None:
+def test_a_program_that_ignores_sigterm_can_be_killed(runtime: DockerRuntime) -> None:
     container = start(runtime, assignment(command=["sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"]))
     stop(runtime, container, 1)
     ended = runtime.containers()[0][0]
@@ -58,7 +60,7 @@ def test_a_program_over_its_memory_limit_is_reported_as_oom_killed(runtime: Dock
     assert (ended.exit_code, ended.oom_killed) == (137, True)
 
 
-def test_restart(runtime: DockerRuntime) -> None:
+def test_an_exited_container_can_be_restarted_until_it_is_removed(runtime: DockerRuntime) -> None:
     container = start(
         runtime, assignment(command=["sh", "-c", "sleep 0.1; exit 3"], ports=[{"container": 80}])
     )
@@ -74,31 +76,31 @@ def test_restart(runtime: DockerRuntime) -> None:
     assert caught.value.reason.code == "container_gone"
 
 
-def test_labels_that_are_not_this_control_planes_make_orphans(
+def test_containers_with_foreign_or_invalid_labels_are_orphans(
     node: DockerNode, runtime: DockerRuntime
 ) -> None:
-    mine = start(runtime, assignment())
-    theirs = create_by_hand(
-        node, assignment(instance_id="theirs"), labels={"mooring.control_plane": "another"}
+    own = start(runtime, assignment())
+    foreign = create_by_hand(
+        node, assignment(instance_id="foreign"), labels={"mooring.control_plane": "another"}
     )
-    nonsense = create_by_hand(node, assignment(instance_id="nonsense"), labels={"mooring.attempt": "first"})
+    invalid = create_by_hand(node, assignment(instance_id="invalid"), labels={"mooring.attempt": "first"})
     node.client.api.create_container(images.BUSYBOX, ["true"], name="unlabelled")
     containers, orphans = runtime.containers()
-    assert [container.container_id for container in containers] == [mine.container_id]
+    assert [container.container_id for container in containers] == [own.container_id]
     assert {(orphan.container_id, orphan.instance_id, orphan.control_plane_id) for orphan in orphans} == {
-        (theirs, "theirs", "another"),
-        (nonsense, "nonsense", CONTROL_PLANE),
+        (foreign, "foreign", "another"),
+        (invalid, "invalid", CONTROL_PLANE),
     }
 
 
 def test_a_node_that_has_not_joined_has_no_containers(node: DockerNode, runtime: DockerRuntime) -> None:
     start(runtime, assignment())
-    stranger = runtime_on(node, control_plane_id=None)
-    containers, orphans = stranger.containers()
+    not_joined = runtime_on(node, control_plane_id=None)
+    containers, orphans = not_joined.containers()
     assert (containers, len(orphans)) == ([], 1)
     with pytest.raises(RuntimeUnavailable, match="joined"):
-        start(stranger, assignment())
-    stranger.close()
+        start(not_joined, assignment())
+    not_joined.close()
 
 
 def test_a_list_tolerates_containers_that_appear_and_disappear(
@@ -128,9 +130,7 @@ def test_facts(node: DockerNode, runtime: DockerRuntime) -> None:
     assert facts.memory_mib > 1000
 
 
-def test_an_unreachable_engine_makes_everything_unknown(
-    new_docker_node: NewDockerNode,
-) -> None:
+def test_an_unreachable_engine_makes_everything_unknown(new_docker_node: NewDockerNode) -> None:
     node = new_docker_node()
     runtime = runtime_on(node, timeout_s=2)
     container = start(runtime, assignment())
@@ -159,19 +159,19 @@ def test_an_unreachable_engine_makes_everything_unknown(
 def test_changes_are_yielded_until_the_engine_stops(new_docker_node: NewDockerNode) -> None:
     node = new_docker_node()
     runtime = runtime_on(node)
-    hints: list[None] = []
+    changes: list[None] = []
     ended = threading.Event()
 
     def listen() -> None:
         with suppress(RuntimeUnavailable):
-            for hint in runtime.changes():
-                hints.append(hint)
+            for change in runtime.changes():
+                changes.append(change)
         ended.set()
 
     listener = threading.Thread(target=listen)
     listener.start()
-    # The listener may not be connected yet when the first of them ends.
-    wait_until(lambda: start(runtime, assignment(command=["true"])) and hints)
+    # Start containers until one ends after the listener has connected.
+    wait_until(lambda: start(runtime, assignment(command=["true"])) and changes)
     node.kill()
     assert ended.wait(10)
     listener.join()

@@ -1,4 +1,4 @@
-"""R7 and R14 from the inside: what a hostile program does to its node, and what runs it."""
+"""R7 and R14 with a real dockerd: the limits of hostile programs, and the runtime of containers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_a_fork_bomb_is_limited_to_its_own_pids(node: DockerNode) -> None:
 
 
 def test_a_throttled_fork_bomb_ends_when_killed(node: DockerNode) -> None:
-    """Under its own CPU limit none of its processes runs for minutes, and what does not run does not die."""
+    """Its CPU limit pauses its processes for minutes, and a paused process does not end when killed."""
     runtime = runtime_on(node)
     bomb = start(runtime, assignment(command=WIDE_FORK_BOMB, cpus=0.1, memory_mib=64))
     try:
@@ -55,7 +55,7 @@ def test_a_throttled_fork_bomb_ends_when_killed(node: DockerNode) -> None:
 
 
 def test_only_the_configured_runtime_runs_containers(node: DockerNode) -> None:
-    other_name = "io.containerd.runc.v2"  # what Docker also knows without being told
+    other_name = "io.containerd.runc.v2"  # Docker has it without being configured
     runtime = runtime_on(node, container_runtime=other_name)
     container = start(runtime, assignment())
     host = node.client.api.inspect_container(container.container_id)["HostConfig"]
@@ -65,7 +65,6 @@ def test_only_the_configured_runtime_runs_containers(node: DockerNode) -> None:
     changed = runtime_on(node)
     with pytest.raises(StartRefused) as caught:
         changed.restart(container)
-    # Nothing is wrong with its GPUs.
     assert (caught.value.reason.code, caught.value.wrong_gpus) == ("runtime_changed", False)
     assert changed.containers() == ([], [])
     changed.close()

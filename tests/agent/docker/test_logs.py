@@ -1,4 +1,4 @@
-"""Logs made safe to show: cut lines, control characters, times."""
+"""Log lines and exec output as frames: truncation, control characters, times, split packets."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from mooring.schemas.agent_streams import StreamFrame
 AT = b"2026-11-21T08:00:00.123456789Z "
 
 
-def cut_by(cutter: LineCutter, stream: StreamName, payload: bytes) -> StreamFrame:
+def frame_of(cutter: LineCutter, stream: StreamName, payload: bytes) -> StreamFrame:
     frame = cutter.frame(stream, payload)
     assert frame is not None
     return frame
@@ -36,7 +36,7 @@ def test_control_characters_are_stripped(raw: str, shown: str) -> None:
 
 
 def test_a_line_is_one_frame_with_its_time() -> None:
-    frame = cut_by(LineCutter(), "stderr", AT + b"hello\r\n")
+    frame = frame_of(LineCutter(), "stderr", AT + b"hello\r\n")
     assert frame.stream == "stderr"
     assert frame.at == "2026-11-21T08:00:00.123456789Z"
     assert (frame.text, frame.truncated) == ("hello", False)
@@ -44,27 +44,27 @@ def test_a_line_is_one_frame_with_its_time() -> None:
 
 def test_a_long_line_is_cut_once_and_the_next_one_is_whole() -> None:
     cutter = LineCutter()
-    first = cut_by(cutter, "stdout", AT + b"x" * MAX_LINE_BYTES)
+    first = frame_of(cutter, "stdout", AT + b"x" * MAX_LINE_BYTES)
     assert (len(first.text or ""), first.truncated) == (MAX_LINE_BYTES, True)
     assert cutter.frame("stdout", AT + b"x" * MAX_LINE_BYTES) is None
-    assert cut_by(cutter, "stderr", AT + b"other stream\n").text == "other stream"
+    assert frame_of(cutter, "stderr", AT + b"other stream\n").text == "other stream"
     assert cutter.frame("stdout", AT + b"rest\n") is None
-    assert cut_by(cutter, "stdout", AT + b"next\n").text == "next"
+    assert frame_of(cutter, "stdout", AT + b"next\n").text == "next"
 
 
 def test_the_last_line_needs_no_newline() -> None:
-    frame = cut_by(LineCutter(), "stdout", AT + b"no newline")
+    frame = frame_of(LineCutter(), "stdout", AT + b"no newline")
     assert (frame.text, frame.truncated) == ("no newline", False)
 
 
 def test_invalid_utf8_is_replaced_and_a_truncated_character_dropped() -> None:
-    assert cut_by(LineCutter(), "stdout", AT + b"a\xffb\n").text == "a\ufffdb"
-    cut = cut_by(LineCutter(), "stdout", AT + b"x" * (MAX_LINE_BYTES - 1) + "é".encode() + b"\n")
+    assert frame_of(LineCutter(), "stdout", AT + b"a\xffb\n").text == "a\ufffdb"
+    cut = frame_of(LineCutter(), "stdout", AT + b"x" * (MAX_LINE_BYTES - 1) + "é".encode() + b"\n")
     assert (cut.text, cut.truncated) == ("x" * (MAX_LINE_BYTES - 1), True)
 
 
 @pytest.mark.parametrize(
-    ("given", "engines"),
+    ("since", "converted"),
     [
         ("1970-01-01T00:00:10Z", "10.000000000"),
         ("1970-01-01T00:00:10.5Z", "10.500000000"),
@@ -73,14 +73,14 @@ def test_invalid_utf8_is_replaced_and_a_truncated_character_dropped() -> None:
         ("1970-01-01t00:00:10z", "10.000000000"),
     ],
 )
-def test_since_keeps_its_nanoseconds(given: str, engines: str) -> None:
-    assert engine_time(given) == engines
+def test_since_keeps_its_nanoseconds(since: str, converted: str) -> None:
+    assert engine_time(since) == converted
 
 
-@pytest.mark.parametrize("given", ["", "yesterday", "2026-13-01T00:00:00Z", "12", "2026-11-21"])
-def test_an_invalid_since_is_rejected(given: str) -> None:
+@pytest.mark.parametrize("since", ["", "yesterday", "2026-13-01T00:00:00Z", "12", "2026-11-21"])
+def test_an_invalid_since_is_rejected(since: str) -> None:
     with pytest.raises(ValueError):
-        engine_time(given)
+        engine_time(since)
 
 
 def packet(stream: int, payload: bytes) -> bytes:
@@ -107,11 +107,11 @@ def test_output_of_exactly_the_limit_is_not_truncated() -> None:
 
 
 def test_characters_split_between_packets_are_joined() -> None:
-    output, sign = Output(100), "é".encode()
+    output, character = Output(100), "é".encode()
     frames = [
-        *output.frames(packet(1, sign[:1])),
+        *output.frames(packet(1, character[:1])),
         *output.frames(packet(2, b"x")),
-        *output.frames(packet(1, sign[1:])),
+        *output.frames(packet(1, character[1:])),
     ]
     assert [frame.text for frame in frames] == ["x", "é"]
-    assert [frame.text for frame in [*output.frames(packet(1, sign[:1])), *output.rest()]] == ["\ufffd"]
+    assert [frame.text for frame in [*output.frames(packet(1, character[:1])), *output.rest()]] == ["\ufffd"]

@@ -1,4 +1,4 @@
-"""One network per project on a real dockerd: who reaches whom, and when networks come and go."""
+"""One network per project on a real dockerd: what instances reach, and when a network exists."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +15,7 @@ from tests.agent.host.test_firewall import SERVED, answers, firewall_of, flush_r
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.waiting import wait_until
 
-# All that Docker hands out by itself, but for the first and for the testbed's own 172.30.
+# Docker's default address ranges, except the first and the test bed's own 172.30.
 LATER_RANGES = (
     "172.18.0.0/15",
     "172.20.0.0/14",
@@ -35,7 +35,7 @@ def networks(node: DockerNode) -> set[str]:
     return {name for name in names if name.startswith("mooring-")}
 
 
-def ended(runtime: DockerRuntime, container: Container) -> None:
+def stop_and_remove(runtime: DockerRuntime, container: Container) -> None:
     stop(runtime, container, 1)
     runtime.remove(container)
 
@@ -54,21 +54,21 @@ def test_instances_reach_their_own_project_by_name_and_no_other(
     node: DockerNode, runtime: DockerRuntime
 ) -> None:
     flush_rules(node)
-    mine = start(runtime, of_project("proj-1"))
-    friend_asked = of_project("proj-1", command=SERVED)
-    friend = start(runtime, friend_asked)
-    stranger_asked = of_project("proj-2", command=SERVED, ports=[{"container": 80}])
-    stranger = start(runtime, stranger_asked)
-    port = stranger.endpoints[0].port
-    friends = {friend_asked.name, address_of(node, friend)}
-    strangers = {stranger_asked.name, address_of(node, stranger)}
+    source = start(runtime, of_project("proj-1"))
+    same_project = of_project("proj-1", command=SERVED)
+    neighbour = start(runtime, same_project)
+    allowed = {same_project.name, address_of(node, neighbour)}
+    other_project = of_project("proj-2", command=SERVED, ports=[{"container": 80}])
+    other = start(runtime, other_project)
+    forbidden = {other_project.name, address_of(node, other)}
+    port = other.endpoints[0].port
     published = {f"{node.address}:{port}", f"172.30.0.1:{port}"}
-    wait_until(lambda: reached(runtime, mine, *friends) == friends)
-    # Docker keeps the networks apart by itself; by way of the node it lets them meet.
-    assert reached(runtime, mine, *strangers, *published, *friends) == published | friends
+    wait_until(lambda: reached(runtime, source, *allowed) == allowed)
+    # Docker isolates the networks from each other, but not from ports that are published on the node.
+    assert reached(runtime, source, *forbidden, *published, *allowed) == published | allowed
     firewall_of(node).ensure_rules([bridge_name(project, CONTROL_PLANE) for project in ("proj-1", "proj-2")])
-    assert reached(runtime, mine, *strangers, *published, *friends) == friends
-    # It is published: everybody outside reaches it, containers on other machines too.
+    assert reached(runtime, source, *forbidden, *published, *allowed) == allowed
+    # From outside the node, the published port is still reached.
     assert answers(lambda *argv: list(argv), f"{node.address}:{port}")
 
 
@@ -97,22 +97,22 @@ def test_a_network_is_removed_after_its_last_instance(node: DockerNode, runtime:
     other_plane = runtime_on(node, control_plane_id="cp-other")
     start(other_plane, of_project("proj-3"))
     stop(runtime, first, 1)
-    ended(runtime, second)
+    stop_and_remove(runtime, second)
     runtime.facts()
     assert networks(node) == {"mooring-proj-1", "mooring-proj-3"}
     runtime.restart(first)
-    ended(runtime, first)
+    stop_and_remove(runtime, first)
     runtime.facts()
     assert networks(node) == {"mooring-proj-3"}
     other_plane.close()
 
 
 def test_a_network_that_a_start_uses_is_not_removed(node: DockerNode, runtime: DockerRuntime) -> None:
-    def sweep_at_the_worst_moment() -> bool:
+    def sweep_before_the_create() -> bool:
         runtime.facts()
         return False
 
-    container = runtime.start(of_project("proj-1"), lambda _reason: None, sweep_at_the_worst_moment)
+    container = runtime.start(of_project("proj-1"), lambda _reason: None, sweep_before_the_create)
     assert container is not None and container.status == "running"
     assert networks(node) == {"mooring-proj-1"}
 
@@ -131,7 +131,7 @@ def test_unused_networks_are_removed_when_address_ranges_run_out(
 ) -> None:
     for number, range_ in enumerate(LATER_RANGES):
         node.client.networks.create(f"held-{number}", ipam=pool(range_))
-    ended(runtime, start(runtime, of_project("proj-1")))
+    stop_and_remove(runtime, start(runtime, of_project("proj-1")))
     start(runtime, of_project("proj-2"))  # in the range that proj-1 had
     with pytest.raises(StartRefused) as caught:
         start(runtime, of_project("proj-3"))

@@ -1,4 +1,4 @@
-"""Groups over several nodes, on two real dockerds in one swarm: who finds and who reaches whom."""
+"""Networks of groups that span nodes, with two real dockerds in one swarm."""
 
 import itertools
 import subprocess
@@ -44,7 +44,7 @@ from tests.agent.host.test_firewall import (
     listening,
     reached,
 )
-from tests.agent.sync.test_agent import CountingRuntime, Node
+from tests.agent.sync.test_agent import Node, RecordingRuntime
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.parts import program
 from tests.testbed.swarm import Swarm
@@ -63,7 +63,7 @@ def swarm(swarm_of_two: Swarm) -> Iterator[Swarm]:
 
 @pytest.fixture
 def runtimes(swarm: Swarm) -> Iterator[tuple[DockerRuntime, DockerRuntime]]:
-    """The agents' of the manager and of the worker; neither makes rules."""
+    """The runtimes of the manager and of the worker, without firewall rules."""
     manager, worker = (runtime_on(node) for node in swarm.nodes)
     yield manager, worker
     manager.close()
@@ -71,7 +71,7 @@ def runtimes(swarm: Swarm) -> Iterator[tuple[DockerRuntime, DockerRuntime]]:
 
 
 def overlay(*, encrypted: bool = False, project_id: str = "proj-1") -> OverlayNetwork:
-    """Of a group of its own."""
+    """The network of a new group."""
     number = next(_groups)
     return OverlayNetwork(
         name=f"mooring-group-{number}", group_id=f"grp-{number}", project_id=project_id, encrypted=encrypted
@@ -98,16 +98,15 @@ def on_other_network(network: str, rank: int = 0, **spec: Any) -> Assignment:
 
 
 def overlay_address(node: DockerNode, container: Container) -> str:
-    [network] = node.client.api.inspect_container(container.container_id)["NetworkSettings"][
-        "Networks"
-    ].values()
+    settings = node.client.api.inspect_container(container.container_id)["NetworkSettings"]
+    [network] = settings["Networks"].values()
     return str(network["IPAddress"])
 
 
 def addresses(runtime: DockerRuntime, container: Container) -> dict[str, str]:
     """The container's IPv4 addresses by interface."""
-    said = output_of(runtime, container, ["ip", "-4", "-o", "address"])
-    lines = [line.split() for line in said.splitlines()]
+    output = output_of(runtime, container, ["ip", "-4", "-o", "address"])
+    lines = [line.split() for line in output.splitlines()]
     return {line[1]: line[3].split("/")[0] for line in lines if line[1] != "lo"}
 
 
@@ -116,12 +115,12 @@ def overlays_of(node: DockerNode) -> set[str]:
     return {name for name in names if name.startswith("mooring-group-")}
 
 
-def ended(runtime: DockerRuntime, container: Container) -> None:
+def stop_and_remove(runtime: DockerRuntime, container: Container) -> None:
     stop(runtime, container, 1)
     runtime.remove(container)
 
 
-# --- what a node says
+# --- the swarm that a node reports
 
 
 def test_both_nodes_report_the_same_swarm_and_their_role(
@@ -153,19 +152,19 @@ def test_a_worker_with_an_unreadable_certificate_reports_no_swarm(tmp_path: Path
 def test_doctor_reports_the_swarm_and_its_requirements(
     swarm: Swarm, runtimes: tuple[DockerRuntime, DockerRuntime], tmp_path: Path
 ) -> None:
-    def told(info: dict[str, Any]) -> dict[str, Check]:
+    def checks_of(info: dict[str, Any]) -> dict[str, Check]:
         return {check.name: check for check in engine_checks(info, [], {})}
 
-    on_manager, on_worker = (told(runtime.info()) for runtime in runtimes)
+    on_manager, on_worker = (checks_of(runtime.info()) for runtime in runtimes)
     assert (on_manager["swarm"].ok, "manager" in on_manager["swarm"].detail) == (True, True)
     assert (on_worker["swarm"].ok, "worker" in on_worker["swarm"].detail) == (True, True)
-    # Docker takes part in a swarm only without live-restore: to turn it on is no advice.
+    # A node in a swarm must have live-restore off, so doctor must not advise to turn it on.
     assert (on_worker["live-restore"].ok, "swarm" in on_worker["live-restore"].remedy) == (None, True)
-    unread = told(runtimes[1].info() | {"DockerRootDir": str(tmp_path)})["swarm"]
-    assert (unread.ok, "swarm-node.crt" in unread.remedy) == (None, True)
+    unreadable = checks_of(runtimes[1].info() | {"DockerRootDir": str(tmp_path)})["swarm"]
+    assert (unreadable.ok, "swarm-node.crt" in unreadable.remedy) == (None, True)
 
 
-# --- members among themselves
+# --- connections between members
 
 
 def test_members_on_two_nodes_find_each_other_by_name_and_exchange_bytes(
@@ -178,7 +177,7 @@ def test_members_on_two_nodes_find_each_other_by_name_and_exchange_bytes(
     second = start(worker, member(shared, 1, command=SERVED, ports=[{"container": 80}]))
     assert reached(worker, second, "train-0", "train-1") == {"train-0", "train-1"}
     assert reached(manager, first, "train-0", "train-1") == {"train-0", "train-1"}
-    # What it publishes is reached from outside, as of any instance.
+    # A member's published port is reached from outside, like that of any instance.
     assert answers(swarm.manager.inside, f"{swarm.worker.address}:{second.endpoints[0].port}")
 
 
@@ -191,7 +190,7 @@ def test_a_members_host_name_resolves_to_its_group_address(
     container = start(worker, member(shared, 1))
     for _ in range(2):
         own = overlay_address(swarm.worker, container)
-        # The first interface is what NCCL and Gloo are told to use; the own name is of one address only.
+        # NCCL and Gloo use the first interface, so the host name must have only the address of that.
         assert addresses(worker, container)["eth0"] == own
         assert output_of(worker, container, ["hostname"]) == "train-1\n"
         hosts = output_of(worker, container, ["cat", "/etc/hosts"])
@@ -208,7 +207,7 @@ def test_members_on_one_node_find_each_other_on_their_projects_bridge(docker_nod
         assert reached(runtime, second, "train-0") == {"train-0"}
     finally:
         for container in (first, second):
-            ended(runtime, container)
+            stop_and_remove(runtime, container)
         runtime.facts()
         runtime.close()
 
@@ -225,24 +224,20 @@ def test_a_member_on_the_host_network_is_reachable_at_its_port(
         assert output_of(runtime, container, ["hostname"]) == "train-0\n"
         assert runtime.containers()[0][0].endpoints == container.endpoints
     finally:
-        ended(runtime, container)
+        stop_and_remove(runtime, container)
         runtime.close()
 
 
-def test_only_a_group_gets_another_network(docker_node: DockerNode) -> None:
+def test_an_overlay_cannot_have_the_name_of_the_host_network(docker_node: DockerNode) -> None:
     runtime = runtime_on(docker_node)
-    sly = member(replace_name(overlay(), "host"), 0)
+    named_host = overlay().model_copy(update={"name": "host"})
     with pytest.raises(StartRefused) as caught:
-        start(runtime, sly)
+        start(runtime, member(named_host, 0))
     assert caught.value.reason.code == "network_unavailable"
     runtime.close()
 
 
-def replace_name(given: OverlayNetwork, name: str) -> OverlayNetwork:
-    return given.model_copy(update={"name": name})
-
-
-def test_group_variables_win_and_users_choose_interfaces() -> None:
+def test_variables_of_the_group_replace_the_users_except_for_interfaces() -> None:
     env = {"RANK": "7", "MASTER_PORT": "1", "GLOO_SOCKET_IFNAME": "eth9"}
     given = environment(member(overlay(), 1, env=env), Image("sha256:0", None), Abilities())
     assert {"RANK=1", "MASTER_ADDR=train-0", "MASTER_PORT=1"} <= set(given)
@@ -250,7 +245,7 @@ def test_group_variables_win_and_users_choose_interfaces() -> None:
     assert len(given) == len({entry.split("=")[0] for entry in given})
 
 
-# --- networks come and go
+# --- networks are created and removed
 
 
 def test_a_start_waits_until_a_manager_has_created_the_network(
@@ -258,33 +253,33 @@ def test_a_start_waits_until_a_manager_has_created_the_network(
 ) -> None:
     manager, worker = runtimes
     shared = overlay()
-    waited: list[Reason] = []
+    reasons: list[Reason] = []
 
     def progress(reason: Reason) -> None:
-        waited.append(reason)
+        reasons.append(reason)
         manager.keep_overlays([shared])
 
     container = worker.start(member(shared, 0), progress, lambda: False)
     assert container is not None
     assert container.status == "running"
-    assert {reason.code for reason in waited} == {"waiting_for_network"}
-    assert shared.name in waited[0].message
+    assert {reason.code for reason in reasons} == {"waiting_for_network"}
+    assert shared.name in reasons[0].message
 
 
 def test_a_start_cancelled_while_it_waits_leaves_no_container(
     swarm: Swarm, runtimes: tuple[DockerRuntime, DockerRuntime]
 ) -> None:
-    waited: list[Reason] = []
-    assert runtimes[1].start(member(overlay(), 0), waited.append, lambda: bool(waited)) is None
+    reasons: list[Reason] = []
+    assert runtimes[1].start(member(overlay(), 0), reasons.append, lambda: bool(reasons)) is None
     assert all_containers(swarm.worker) == []
 
 
 def test_a_start_without_network_is_retried_later() -> None:
-    def not_there() -> None:
+    def start_without_network() -> None:
         raise EngineRefused(500, "Could not attach to network n: rpc error: code = NotFound desc = …")
 
     with pytest.raises(StartDelayed) as caught:
-        start_with_network(not_there, "n", lambda _: None, lambda: False, wait_s=0)
+        start_with_network(start_without_network, "n", lambda _: None, lambda: False, wait_s=0)
     assert caught.value.reason.code == "waiting_for_network"
 
 
@@ -293,9 +288,9 @@ def test_an_overlay_is_removed_with_its_group_when_no_node_uses_it(
 ) -> None:
     manager, worker = runtimes
     used, idle, encrypted = overlay(), overlay(), overlay(encrypted=True)
-    strangers = runtime_on(swarm.manager, control_plane_id="cp-other")
-    theirs = overlay()
-    strangers.keep_overlays([theirs])
+    other_plane = runtime_on(swarm.manager, control_plane_id="cp-other")
+    foreign = overlay()
+    other_plane.keep_overlays([foreign])
     manager.keep_overlays([used, idle, encrypted])
     inspect = swarm.manager.client.api.inspect_network
     wait_until(lambda: inspect(encrypted.name)["Driver"] == "overlay" == inspect(used.name)["Driver"])
@@ -310,22 +305,22 @@ def test_an_overlay_is_removed_with_its_group_when_no_node_uses_it(
     assert "encrypted" not in inspect(used.name)["Options"]
     container = start(worker, member(used, 0))
     manager.keep_overlays([])
-    assert overlays_of(swarm.manager) == {used.name, theirs.name}
-    ended(worker, container)
+    assert overlays_of(swarm.manager) == {used.name, foreign.name}
+    stop_and_remove(worker, container)
 
     def gone() -> bool:
         manager.keep_overlays([])
-        return overlays_of(swarm.manager) == {theirs.name}
+        return overlays_of(swarm.manager) == {foreign.name}
 
     wait_until(gone)
-    strangers.close()
+    other_plane.close()
 
 
 def test_many_managers_create_one_network(swarm: Swarm) -> None:
     shared = overlay()
     managers = [runtime_on(swarm.manager) for _ in range(4)]
-    with ThreadPoolExecutor() as making:
-        list(making.map(lambda manager: manager.keep_overlays([shared]), managers))
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda manager: manager.keep_overlays([shared]), managers))
     assert len(swarm.manager.client.api.networks(names=[shared.name])) == 1
     for manager in managers:
         manager.close()
@@ -341,12 +336,12 @@ def test_a_foreign_network_with_a_groups_name_is_not_used(
     assert caught.value.reason.code == "network_unavailable"
 
 
-# --- who reaches whom (R10)
+# --- what members reach, and what reaches them (R10)
 
 
 @contextmanager
-def guarded(swarm: Swarm, *management: str) -> Iterator[tuple[DockerRuntime, DockerRuntime]]:
-    """As `runtimes`, of agents that make their rules."""
+def with_rules(swarm: Swarm, *management: str) -> Iterator[tuple[DockerRuntime, DockerRuntime]]:
+    """As `runtimes`, but with firewall rules."""
     manager, worker = (
         runtime_on(node, isolate=Isolation(firewall_of(node, *management), required=True).problem)
         for node in swarm.nodes
@@ -358,36 +353,37 @@ def guarded(swarm: Swarm, *management: str) -> Iterator[tuple[DockerRuntime, Doc
         worker.close()
 
 
-def test_members_and_foreign_hosts_cannot_reach_each_other(
+def test_members_and_containers_outside_their_group_cannot_reach_each_other(
     swarm: Swarm, runtimes: tuple[DockerRuntime, DockerRuntime]
 ) -> None:
     manager, worker = runtimes
-    mine, theirs = overlay(), overlay(project_id="proj-2")
-    manager.keep_overlays([mine, theirs])
+    group, other_group = overlay(), overlay(project_id="proj-2")
+    manager.keep_overlays([group, other_group])
     published: dict[str, Any] = {"command": SERVED, "ports": [{"container": 80}]}
-    first, second = start(manager, member(mine, 0)), start(worker, member(mine, 1, **published))
-    other = start(worker, member(theirs, 0, **published))
-    alone = start(worker, with_more(assignment(**published), project_id="proj-3"))
-    ours = {"train-1", overlay_address(swarm.worker, second)}
-    inside = {*ours, *addresses(worker, second).values()}
-    doors = {f"{swarm.worker.address}:{one.endpoints[0].port}" for one in (second, other, alone)}
-    others = {*addresses(worker, other).values(), *addresses(worker, alone).values()}
-    # By way of the node they meet, before there are rules.
-    assert reached(manager, first, *ours) == ours
-    assert all(reached(worker, one, *doors) for one in (other, alone))
-    with guarded(swarm) as (_, agent):
+    first, second = start(manager, member(group, 0)), start(worker, member(group, 1, **published))
+    other_member = start(worker, member(other_group, 0, **published))
+    single = start(worker, with_more(assignment(**published), project_id="proj-3"))
+    in_group = {"train-1", overlay_address(swarm.worker, second)}
+    of_second = {*in_group, *addresses(worker, second).values()}
+    of_others = {*addresses(worker, other_member).values(), *addresses(worker, single).values()}
+    ports = {f"{swarm.worker.address}:{one.endpoints[0].port}" for one in (second, other_member, single)}
+    # Without rules, they reach each other's published ports.
+    assert reached(manager, first, *in_group) == in_group
+    assert all(reached(worker, one, *ports) for one in (other_member, single))
+    with with_rules(swarm) as (_, agent):
         assert agent.facts().problem is None
-    tries = [
-        (manager, first, ours, ours),
-        (worker, second, ours | others | doors, ours),
-        (worker, other, inside - {"train-1"} | doors, set()),  # its own group has a train-1
-        (worker, alone, inside | doors, set()),
+    cases: list[tuple[DockerRuntime, Container, set[str], set[str]]] = [
+        (manager, first, in_group, in_group),
+        (worker, second, in_group | of_others | ports, in_group),
+        # In its own group, the name train-1 would be another member's.
+        (worker, other_member, of_second - {"train-1"} | ports, set()),
+        (worker, single, of_second | ports, set()),
     ]
-    with ThreadPoolExecutor() as at_once:
-        got = list(at_once.map(lambda each: reached(each[0], each[1], *each[2]), tries))
-    assert got == [expected for *_, expected in tries]
-    # Published is published: for everybody outside, and for containers on other machines.
-    assert all(answers(swarm.manager.inside, door) for door in doors)
+    with ThreadPoolExecutor() as pool:
+        tries = [pool.submit(reached, agent, source, *targets) for agent, source, targets, _ in cases]
+    assert [each.result() for each in tries] == [expected for *_, expected in cases]
+    # From outside the node, the published ports are still reached.
+    assert all(answers(swarm.manager.inside, port) for port in ports)
 
 
 def test_members_cannot_reach_metadata_management_or_the_node(swarm: Swarm) -> None:
@@ -397,7 +393,7 @@ def test_members_cannot_reach_metadata_management_or_the_node(swarm: Swarm) -> N
     subprocess.run(swarm.worker.inside(*route), check=True)
     shared = overlay()
     with (
-        guarded(swarm, f"{swarm.manager.address}/32") as (manager, worker),
+        with_rules(swarm, f"{swarm.manager.address}/32") as (manager, worker),
         listening(swarm.manager.inside),
         listening(swarm.worker.inside),
     ):
@@ -415,24 +411,24 @@ def test_members_cannot_reach_metadata_management_or_the_node(swarm: Swarm) -> N
 def test_foreign_hosts_cannot_inject_packets_into_an_overlay(
     swarm: Swarm, runtimes: tuple[DockerRuntime, DockerRuntime]
 ) -> None:
-    """A node takes whatever comes to its VXLAN port for a packet of the network that it names."""
+    """Without rules, a node accepts any packet at its VXLAN port, for the network that the packet names."""
     manager, worker = runtimes
     shared = overlay()
     manager.keep_overlays([shared])
     victim = start(worker, member(shared, 0))
-    stranger = start(manager, with_more(assignment(), project_id="proj-2"))
+    attacker = start(manager, with_more(assignment(), project_id="proj-2"))
     details = swarm.worker.client.api.inspect_network(shared.name)
     vni = int(details["Options"]["com.docker.network.driver.overlay.vxlanid_list"])
     forged = vxlan(vni, overlay_address(swarm.worker, victim), b"forged")
 
     def arrives() -> bool:
-        with listener(swarm.worker, victim) as heard:
+        with listener(swarm.worker, victim) as received:
             send = ["-c", SEND_UDP, swarm.worker.address, "4789", forged.hex()]
-            subprocess.run([*within(swarm.manager, stranger), sys.executable, *send], check=True)
-            return heard() == b"forged"
+            subprocess.run([*within(swarm.manager, attacker), sys.executable, *send], check=True)
+            return received() == b"forged"
 
     assert arrives()
-    with guarded(swarm) as (agent, _):
+    with with_rules(swarm) as (agent, _):
         assert agent.facts().problem is None
     assert not arrives()
 
@@ -441,25 +437,26 @@ SEND_UDP = """
 import socket, sys
 socket.socket(type=socket.SOCK_DGRAM).sendto(bytes.fromhex(sys.argv[3]), (sys.argv[1], int(sys.argv[2])))
 """
-HEAR_UDP = """
+RECEIVE_UDP = """
 import socket, sys
-heard = socket.socket(type=socket.SOCK_DGRAM)
-heard.bind(("", 9999))
-heard.settimeout(1)
+receiver = socket.socket(type=socket.SOCK_DGRAM)
+receiver.bind(("", 9999))
+receiver.settimeout(1)
 print("listening", flush=True)
-sys.stdout.buffer.write(heard.recv(100))
+sys.stdout.buffer.write(receiver.recv(100))
 """
 
 
 def within(node: DockerNode, container: Container) -> list[str]:
-    """What runs a program of this machine in the container's network: busybox has none that speaks UDP."""
+    """A prefix that runs a program of this machine in the container's network: busybox has none for UDP."""
     pid = node.client.api.inspect_container(container.container_id)["State"]["Pid"]
     return [program("nsenter"), f"--net=/proc/{pid}/ns/net"]
 
 
 @contextmanager
 def listener(node: DockerNode, container: Container) -> Iterator[Callable[[], bytes]]:
-    argv = [*within(node, container), sys.executable, "-c", HEAR_UDP]
+    """Listen in the container's network. The function returns the packet; b"" if none came in a second."""
+    argv = [*within(node, container), sys.executable, "-c", RECEIVE_UDP]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
     assert process.stdout.readline() == b"listening\n"
@@ -468,7 +465,7 @@ def listener(node: DockerNode, container: Container) -> Iterator[Callable[[], by
 
 
 def vxlan(vni: int, to: str, payload: bytes) -> bytes:
-    """A UDP packet to port 9999 of a member, as one node sends it to another."""
+    """A UDP packet to port 9999 of the member `to`, as one node sends it to another."""
     address = bytes(int(part) for part in to.split("."))
     source = address[:3] + bytes([200])
     udp = (9998).to_bytes(2) + (9999).to_bytes(2) + (8 + len(payload)).to_bytes(2) + bytes(2) + payload
@@ -495,18 +492,18 @@ def test_the_shared_gateway_must_isolate_projects(docker_node: DockerNode) -> No
         engine.close()
 
 
-def test_a_shared_bridge_has_the_rules_of_projects_and_one_more() -> None:
+def test_the_gateway_of_overlays_has_the_rules_of_projects_and_isolates_its_containers() -> None:
     rules = forward_rules(4, [], ["gw"])
     assert {"-i mr-+ -o gw -j DROP", "-i gw -o mr-+ -j DROP", "-i gw -o gw -j DROP"} <= set(rules)
     assert "-i gw -d 169.254.0.0/16 -j DROP" in rules
     assert {"-i mr-+ -j DROP", "-i gw -j DROP"} <= set(input_rules(4, ["gw"]))
 
 
-# --- what the agent does with what it hears
+# --- which agents create the networks
 
 
-class ManagingRuntime(CountingRuntime):
-    """One that says it manages a swarm, or does not, and notes which networks it was told to keep."""
+class ManagingRuntime(RecordingRuntime):
+    """A runtime that reports this swarm, and records the networks of each `keep_overlays`."""
 
     def __init__(self, swarm: SwarmFacts | None) -> None:
         super().__init__()
@@ -522,26 +519,26 @@ class ManagingRuntime(CountingRuntime):
 
 
 @pytest.mark.parametrize(
-    ("swarm", "is_told"),
+    ("swarm", "is_manager"),
     [(SwarmFacts(cluster_id="c", manager=True), True), (SwarmFacts(cluster_id="c", manager=False), False)],
 )
-def test_only_agents_of_managers_manage_overlays(tmp_path: Path, swarm: SwarmFacts, is_told: bool) -> None:
+def test_only_agents_of_managers_manage_overlays(tmp_path: Path, swarm: SwarmFacts, is_manager: bool) -> None:
     wanted = overlay()
     with control_plane(overlays=[wanted]) as server:
         node = Node(server, tmp_path)
         runtime = node.runtime = ManagingRuntime(swarm)
         node.begin()
         try:
-            wait_until(lambda: _told(server) == (swarm, 1))
+            wait_until(lambda: _last_report(server) == (swarm, 1))
             server.overlays = []
             server.wants()
-            wait_until(lambda: _told(server) == (swarm, 2))
-            wait_until(lambda: runtime.kept == ([[wanted.name], []] if is_told else []))
+            wait_until(lambda: _last_report(server) == (swarm, 2))
+            wait_until(lambda: runtime.kept == ([[wanted.name], []] if is_manager else []))
         finally:
             node.end()
 
 
-def _told(server: TinyControlPlane) -> tuple[SwarmFacts | None, int] | None:
-    """The swarm that the newest report names, and the generation that it was made under."""
+def _last_report(server: TinyControlPlane) -> tuple[SwarmFacts | None, int] | None:
+    """The swarm in the newest report, and the report's generation."""
     last = server.last()
     return (last.facts.swarm, last.generation) if last else None

@@ -1,4 +1,4 @@
-"""`DockerRuntime` against a real dockerd: starts, and what they leave behind when they fail."""
+"""`DockerRuntime` with a real dockerd: starts, and what failed starts leave on the node."""
 
 import urllib.request
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from tests.testbed.fixtures import NewDockerNode
 from tests.testbed.waiting import wait_until
 
 
-def refused(runtime: DockerRuntime, given: Assignment) -> StartRefused:
+def refusal_of(runtime: DockerRuntime, given: Assignment) -> StartRefused:
     with pytest.raises(StartRefused) as caught:
         start(runtime, given)
     return caught.value
@@ -104,32 +104,32 @@ def test_a_published_port_is_reachable_at_its_endpoint(runtime: DockerRuntime) -
 
 
 @pytest.mark.parametrize(
-    ("asked", "code"),
+    ("spec", "code"),
     [
         ({"command": ["nosuch", "x"]}, "command_not_found"),
         ({"command": ["/no/such"]}, "command_not_found"),
         ({"command": ["/etc/passwd"]}, "command_not_executable"),
-        ({"user": "stranger"}, "user_not_found"),
-        ({"user": "root:strangers"}, "user_not_found"),
+        ({"user": "no-such-user"}, "user_not_found"),
+        ({"user": "root:no-such-group"}, "user_not_found"),
         ({"working_dir": "/etc/passwd/x"}, "working_dir_unusable"),
     ],
 )
 def test_a_failed_start_has_a_reason_and_leaves_no_container(
-    node: DockerNode, runtime: DockerRuntime, asked: dict[str, Any], code: Any
+    node: DockerNode, runtime: DockerRuntime, spec: dict[str, Any], code: Any
 ) -> None:
-    refusal = refused(runtime, assignment(**asked))
+    refusal = refusal_of(runtime, assignment(**spec))
     assert refusal.reason.code == code
     assert not refusal.wrong_gpus
     assert all_containers(node) == []
 
 
-def test_a_bad_command_is_named(runtime: DockerRuntime) -> None:
-    assert "nosuch" in refused(runtime, assignment(command=["nosuch"])).reason.message
+def test_a_command_that_is_not_found_is_named(runtime: DockerRuntime) -> None:
+    assert "nosuch" in refusal_of(runtime, assignment(command=["nosuch"])).reason.message
 
 
-def test_an_image_without_a_command(node: DockerNode, runtime: DockerRuntime) -> None:
+def test_an_image_without_a_command_is_rejected(node: DockerNode, runtime: DockerRuntime) -> None:
     image = image_with(node, "idle", [])
-    assert refused(runtime, assignment(image=image, command=None)).reason.code == "command_missing"
+    assert refusal_of(runtime, assignment(image=image, command=None)).reason.code == "command_missing"
 
 
 @pytest.mark.parametrize("code", [127, 126, 1])
@@ -145,7 +145,7 @@ def test_a_docker_without_nvidia_driver_is_explained(new_docker_node: NewDockerN
     (bare.bin_dir / "nvidia-container-runtime-hook").unlink()
     bare.start()
     runtime = runtime_on(bare)
-    assert refused(runtime, assignment(gpu_uuids=("GPU-aaaa",))).reason.code == "gpu_runtime_missing"
+    assert refusal_of(runtime, assignment(gpu_uuids=("GPU-aaaa",))).reason.code == "gpu_runtime_missing"
     assert all_containers(bare) == []
     runtime.close()
 
@@ -154,11 +154,11 @@ def test_an_occupied_port_is_skipped_a_limited_number_of_times(
     node: DockerNode, runtime: DockerRuntime
 ) -> None:
     first = start(runtime, assignment(ports=[{"container": 80}])).endpoints[0].port
-    # The engine tries ten ports at each start, so fifteen are passed over, and sixty are too many.
+    # The engine tries ten ports at each of three starts: 15 occupied ports are skipped, 61 are too many.
     with PortsTaken(node, first + 1, first + 15):
         assert start(runtime, assignment(ports=[{"container": 80}])).endpoints[0].port == first + 16
     with PortsTaken(node, first + 17, first + 77):
-        assert refused(runtime, assignment(ports=[{"container": 80}])).reason.code == "port_in_use"
+        assert refusal_of(runtime, assignment(ports=[{"container": 80}])).reason.code == "port_in_use"
 
 
 def test_a_second_start_adopts_the_running_container(node: DockerNode, runtime: DockerRuntime) -> None:
@@ -189,9 +189,9 @@ def test_a_foreign_container_with_our_name_is_left_alone(
     node: DockerNode, runtime: DockerRuntime, labels: dict[str, str]
 ) -> None:
     given = assignment()
-    stranger = create_by_hand(node, given, labels=labels)
-    assert refused(runtime, given).reason.code == "container_name_taken"
-    assert all_containers(node) == [stranger]
+    foreign = create_by_hand(node, given, labels=labels)
+    assert refusal_of(runtime, given).reason.code == "container_name_taken"
+    assert all_containers(node) == [foreign]
 
 
 def test_a_create_that_timed_out_is_adopted_and_never_repeated(new_docker_node: NewDockerNode) -> None:
@@ -207,21 +207,21 @@ def test_a_create_that_timed_out_is_adopted_and_never_repeated(new_docker_node: 
     with pytest.raises(RuntimeUnavailable):
         runtime.start(given, lambda _reason: None, freeze_just_before_create)
     node.thaw()
-    ghost = wait_until(lambda: all_containers(node))
+    created = wait_until(lambda: all_containers(node))
     container = wait_until(lambda: once_available(lambda: start(runtime, given)))
     assert container is not None
-    assert [container.container_id] == ghost == all_containers(node)
+    assert [container.container_id] == created == all_containers(node)
     runtime.close()
 
 
 def test_a_cancelled_start_leaves_no_container(node: DockerNode, runtime: DockerRuntime) -> None:
-    for calls in (1, 2):
-        answers = [False] * (calls - 1) + [True] * 9
-        assert runtime.start(assignment(), lambda _reason: None, iter(answers).__next__) is None
+    cancelled_before_create, cancelled_after_create = iter([True]), iter([False, True])
+    for answers in (cancelled_before_create, cancelled_after_create):
+        assert runtime.start(assignment(), lambda _reason: None, answers.__next__) is None
         assert all_containers(node) == []
 
 
-# R5: what a container got is looked at, whoever created it.
+# R5: the devices of a container are verified even if another program created it.
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -235,22 +235,22 @@ def test_a_cancelled_start_leaves_no_container(node: DockerNode, runtime: Docker
         },
     ],
 )
-def test_a_container_with_wrong_devices_is_killed_and_its_gpus_quarantined(
+def test_a_container_with_wrong_devices_is_removed_and_its_start_reports_wrong_gpus(
     node: DockerNode, runtime: DockerRuntime, wrong: dict[str, Any]
 ) -> None:
     given = assignment(gpu_uuids=("GPU-aaaa",))
     create_by_hand(node, given, host=wrong)
-    refusal = refused(runtime, given)
+    refusal = refusal_of(runtime, given)
     assert (refusal.reason.code, refusal.wrong_gpus) == ("gpu_mismatch", True)
     assert all_containers(node) == []
 
 
-def test_a_container_with_all_gpus_in_its_environment_is_killed(
+def test_a_container_with_all_gpus_in_its_environment_is_removed(
     node: DockerNode, runtime: DockerRuntime
 ) -> None:
     given = assignment()
     create_by_hand(node, given, env=["NVIDIA_VISIBLE_DEVICES=all"])
-    assert refused(runtime, given).reason.code == "gpu_mismatch"
+    assert refusal_of(runtime, given).reason.code == "gpu_mismatch"
     assert all_containers(node) == []
 
 

@@ -1,4 +1,4 @@
-"""R17: a container sees the project's secrets, and nothing else of the node does. On a real engine."""
+"""R17: a container gets the secrets of its project; the agent's files, logs and reports contain none."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ PASSWORD = "registry-canary-77aa"
 
 
 def with_secret(**spec: Any) -> Assignment:
-    given = assignment(env={"PLAIN": "told", "TOKEN": {"secret": "my-token"}}, **spec)
+    given = assignment(env={"PLAIN": "shown", "TOKEN": {"secret": "my-token"}}, **spec)
     registry = {"server": "r.example", "username": "alice", "password": PASSWORD}
     return with_more(given, secrets={"TOKEN": CANARY, "UNASKED": "not in the spec"}, registry=registry)
 
@@ -36,11 +36,11 @@ def with_secret(**spec: Any) -> Assignment:
 def test_a_reference_becomes_its_value_and_only_in_the_environment() -> None:
     given, image = with_secret(), Image(id="sha256:1", digest=None)
     env = environment(given, image, Abilities())
-    assert f"TOKEN={CANARY}" in env and "PLAIN=told" in env
+    assert f"TOKEN={CANARY}" in env and "PLAIN=shown" in env
     assert not any("UNASKED" in entry for entry in env)
-    told = labels(given, image, CONTROL_PLANE)
-    assert told["mooring.secret_env"] == "TOKEN"
-    assert "canary" not in json.dumps(told)
+    found = labels(given, image, CONTROL_PLANE)
+    assert found["mooring.secret_env"] == "TOKEN"
+    assert "canary" not in json.dumps(found)
 
 
 @pytest.mark.parametrize("simulated", [False, True])
@@ -55,7 +55,7 @@ def test_a_start_without_its_secret_is_rejected(runtime: DockerRuntime, *, simul
 def test_files_and_logs_of_the_agent_contain_no_secret(
     node: DockerNode, runtime: DockerRuntime, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What runs, what fails and what is restarted: files, logs at DEBUG, reports and labels."""
+    """With an instance that runs and is stopped, and some that fail to start; the logs are at level DEBUG."""
     caplog.set_level(logging.DEBUG)
     digest = hashlib.sha256(CANARY.encode()).hexdigest()
     check = f'test "$(printf %s "$TOKEN" | sha256sum)" = "{digest}  -" && sleep 1000'
@@ -77,14 +77,14 @@ def test_files_and_logs_of_the_agent_contain_no_secret(
         wait_until(lambda: server.phase(good) == "exited")
     assert f"TOKEN={CANARY}" in inspected["Config"]["Env"]
     assert {reason.code for reason in reasons if reason} >= {"command_not_found", "secret_unavailable"}
-    said = {
+    texts = {
         "files": "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file()),
         "logs": caplog.text,
         "reports": "".join(report.model_dump_json() for _, report in server.reports),
         "labels": json.dumps(inspected["Config"]["Labels"]),
         "repr": repr([good, *failing]),
     }
-    for where, text in said.items():
+    for where, text in texts.items():
         assert text, where
         for canary in ("canary", PASSWORD, "not in the spec"):
             assert canary not in text.replace("node-credential-canary", ""), where
@@ -101,12 +101,12 @@ def test_files_and_logs_of_the_agent_contain_no_secret(
     ],
 )
 def test_quotes_in_engine_errors_are_masked(quoted: str) -> None:
-    withheld = SecretRedactor.of(with_secret())
-    with pytest.raises(EngineRefused) as refused, withheld.masking():
+    redactor = SecretRedactor.of(with_secret())
+    with pytest.raises(EngineRefused) as refused, redactor.masking():
         raise EngineRefused(400, quoted)
-    with pytest.raises(RuntimeUnavailable) as away, withheld.masking():
+    with pytest.raises(RuntimeUnavailable) as unavailable, redactor.masking():
         raise RuntimeUnavailable(quoted)
-    for error in (refused.value, away.value):
+    for error in (refused.value, unavailable.value):
         text = "".join(traceback.format_exception(error))
         assert MASK in text
         assert "canary" not in text and "YWxp" not in text
@@ -114,14 +114,12 @@ def test_quotes_in_engine_errors_are_masked(quoted: str) -> None:
 
 
 def test_a_restarted_agent_masks_the_secrets_of_a_container() -> None:
-    inspected = {"Config": {"Env": [f"TOKEN={CANARY}", "PLAIN=told", "OTHER=1"]}}
-    said = f"PLAIN=told OTHER=1 {CANARY} 1 of 1"
-    assert (
-        SecretRedactor.of_container(inspected, {"TOKEN", "OTHER"}).mask(said)
-        == f"PLAIN=told {MASK} {MASK} 1 of 1"
-    )
-    # Without a record any of them may be a secret.
-    assert SecretRedactor.of_container(inspected, None).mask(said) == f"{MASK} {MASK} {MASK} 1 of 1"
+    inspected = {"Config": {"Env": [f"TOKEN={CANARY}", "PLAIN=shown", "OTHER=1"]}}
+    error = f"PLAIN=shown OTHER=1 {CANARY} 1 of 1"
+    recorded = SecretRedactor.of_container(inspected, {"TOKEN", "OTHER"})
+    assert recorded.mask(error) == f"PLAIN=shown {MASK} {MASK} 1 of 1"
+    # Without a record, any variable may be a secret.
+    assert SecretRedactor.of_container(inspected, None).mask(error) == f"{MASK} {MASK} {MASK} 1 of 1"
     assert SecretRedactor.of_container({"Config": {"Env": None}}, None).mask("all of it") == "all of it"
 
 
@@ -135,7 +133,7 @@ def test_a_secret_that_is_part_of_the_mask_or_of_another_is_masked_once(secret: 
 
 
 def test_a_redactor_is_cheap_until_it_masks_a_text() -> None:
-    """Each start and each inspect of an instance with many large secrets makes one of these."""
+    """Each start and each inspect creates a redactor, also for instances with many large secrets."""
     secrets = {f"S{number}": '"\\' * 8192 for number in range(24)}
     inspected = {"Config": {"Env": [f"{name}={value}" for name, value in secrets.items()]}}
     began = time.process_time()
@@ -143,5 +141,5 @@ def test_a_redactor_is_cheap_until_it_masks_a_text() -> None:
         assert SecretRedactor.of_container(inspected, None).mask("") == ""
     built = SecretRedactor.of_container(inspected, None)
     assert built.mask(f"bad env {json.dumps(secrets['S7'])}") == f'bad env "{MASK}"'
-    # 2.6 s each as one regular expression.
+    # With one regular expression, each redactor would take 2.6 s.
     assert time.process_time() - began < 2

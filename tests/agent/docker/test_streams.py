@@ -1,4 +1,4 @@
-"""Logs and exec of real containers, and what happens to them when the engine or the reader goes away."""
+"""Logs and exec of real containers, also when the engine stops or the reader closes them."""
 
 import re
 import threading
@@ -48,7 +48,7 @@ def test_logs_name_their_stream_and_time_and_end(runtime: DockerRuntime) -> None
     container = ended(runtime, "echo one; echo two >&2; printf 'three\\033[31m'")
     *frames, last = runtime.logs(container.container_id, ALL)
     assert sorted(lines(frames)) == [("stderr", "two"), ("stdout", "one"), ("stdout", "three")]
-    # Not compared with `started_at` and `finished_at`: the engine notes those down apart from the output.
+    # Not compared with `started_at` and `finished_at`, which the engine records independently of the output.
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:]{8}\.\d{9}Z", frame.at or "") for frame in frames)
     assert last == StreamFrame(end=True)
 
@@ -93,7 +93,7 @@ def test_closing_a_follow_ends_it_at_once(runtime: DockerRuntime) -> None:
     wait_until(lambda: not any(thread.name == "docker-stream" for thread in threading.enumerate()))
 
 
-def test_logs_of_nothing(runtime: DockerRuntime) -> None:
+def test_logs_of_a_missing_container(runtime: DockerRuntime) -> None:
     assert errors(runtime.logs("nosuch", FOLLOW)) == ["not_found"]
 
 
@@ -194,6 +194,6 @@ def test_a_slow_reader_of_much_output_can_close(node: DockerNode) -> None:
     runtime.close()
 
 
-def processes_of(container: Container, word: str) -> list[str]:
-    """Processes in the container with this word in their command line, as the host sees them."""
-    return [command for command in processes_in(container) if word in command.split("\0")]
+def processes_of(container: Container, argument: str) -> list[str]:
+    """The command lines in the container that have this argument, as the host sees them."""
+    return [command for command in processes_in(container) if argument in command.split("\0")]

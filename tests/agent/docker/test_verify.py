@@ -1,4 +1,4 @@
-"""R5: the devices a container really has, with real containers and real device nodes."""
+"""R5: a container's devices are compared with the assigned ones; with real containers and device nodes."""
 
 import os
 import stat
@@ -16,23 +16,25 @@ MINORS = {"GPU-a": 0, "GPU-b": 1}
 
 
 @pytest.mark.parametrize(
-    ("seen", "uuids", "bad"),
+    ("seen", "uuids", "is_mismatch"),
     [
-        (None, ["GPU-a"], False),  # not known is no proof of anything
+        (None, ["GPU-a"], False),  # the devices are unknown
         (set(), [], False),
         ({0}, ["GPU-a"], False),
         ({0, 1}, ["GPU-a", "GPU-b"], False),
         ({1}, ["GPU-a"], True),
         ({0, 1}, ["GPU-a"], True),
         ({0}, [], True),
-        (set(), ["GPU-a"], False),  # root inside may remove its own nodes
+        (set(), ["GPU-a"], False),  # root in the container may have removed the device node
         ({7}, ["GPU-unknown"], False),
         ({7, 8}, ["GPU-unknown"], True),
     ],
 )
-def test_visible_gpus_are_compared_with_assigned_ones(seen: set[int] | None, uuids: Any, bad: bool) -> None:
+def test_visible_gpus_are_compared_with_assigned_ones(
+    seen: set[int] | None, uuids: Any, is_mismatch: bool
+) -> None:
     reason = foreign_devices(seen, uuids, MINORS.get)
-    assert (reason and reason.code) == ("gpu_mismatch" if bad else None)
+    assert (reason and reason.code) == ("gpu_mismatch" if is_mismatch else None)
 
 
 def inspected(
@@ -59,7 +61,7 @@ def by_cdi(*uuids: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("found", "uuids", "simulated", "bad"),
+    ("found", "uuids", "simulated", "is_mismatch"),
     [
         (inspected(None), [], False, False),
         (inspected([]), ["GPU-a"], True, False),
@@ -82,15 +84,15 @@ def by_cdi(*uuids: str) -> list[dict[str, Any]]:
     ],
 )
 def test_the_engines_description_is_compared_with_the_assignment(
-    found: dict[str, Any], uuids: Any, simulated: bool, bad: bool
+    found: dict[str, Any], uuids: Any, simulated: bool, is_mismatch: bool
 ) -> None:
     reason = mismatch(found, uuids, simulated=simulated)
-    assert (reason and reason.code) == ("gpu_mismatch" if bad else None)
+    assert (reason and reason.code) == ("gpu_mismatch" if is_mismatch else None)
 
 
 @pytest.fixture
 def dev(tmp_path: Path) -> Path:
-    """A /dev of a host with two cards: real device nodes, of drivers that need not be there."""
+    """The /dev of a host with two GPUs: real device nodes, for which no driver has to be installed."""
     folder = tmp_path / "dev"
     folder.mkdir()
     for name, minor in (("nvidia0", 0), ("nvidia1", 1), ("nvidiactl", 255), ("nvidia-modeset", 254)):

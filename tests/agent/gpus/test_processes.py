@@ -1,4 +1,4 @@
-"""The container of a pid, from both cgroup versions and a simulated /proc."""
+"""The container of a pid, from control groups of both versions and from a simulated /proc."""
 
 import os
 import subprocess
@@ -52,16 +52,17 @@ def test_a_process_outside_containers_has_no_container(text: str) -> None:
     assert container_in(text) is None
 
 
-def _process(proc: Path, pid: int, started: int, cgroup: str, name: str = "python") -> None:
+def _write_process(proc: Path, pid: int, started_at: int, cgroup: str, name: str = "python") -> None:
+    """Write /proc/<pid> of a process that started at this clock tick."""
     folder = proc / str(pid)
     folder.mkdir(exist_ok=True)
-    (folder / "stat").write_text(f"{pid} ({name}) S 1 {' '.join(['7'] * 17)} {started} 0 0\n")
+    (folder / "stat").write_text(f"{pid} ({name}) S 1 {' '.join(['7'] * 17)} {started_at} 0 0\n")
     (folder / "cgroup").write_text(cgroup)
 
 
 def test_the_container_of_a_process_is_cached(tmp_path: Path) -> None:
     containers = ProcessContainers(tmp_path)
-    _process(tmp_path, 7, 1000, f"0::/docker/{ID}\n")
+    _write_process(tmp_path, 7, 1000, f"0::/docker/{ID}\n")
     assert containers.container_of(7) == ID
     (tmp_path / "7" / "cgroup").unlink()
     assert containers.container_of(7) == ID
@@ -69,23 +70,23 @@ def test_the_container_of_a_process_is_cached(tmp_path: Path) -> None:
 
 def test_a_reused_pid_is_looked_up_again(tmp_path: Path) -> None:
     containers = ProcessContainers(tmp_path)
-    _process(tmp_path, 7, 1000, f"0::/docker/{ID}\n")
+    _write_process(tmp_path, 7, 1000, f"0::/docker/{ID}\n")
     assert containers.container_of(7) == ID
-    _process(tmp_path, 7, 2000, f"0::/docker/{OTHER}\n")
+    _write_process(tmp_path, 7, 2000, f"0::/docker/{OTHER}\n")
     assert containers.container_of(7) == OTHER
 
 
-def test_the_start_time_is_read_after_a_name_with_brackets(tmp_path: Path) -> None:
+def test_the_start_time_is_read_after_a_name_with_parentheses(tmp_path: Path) -> None:
     containers = ProcessContainers(tmp_path)
-    _process(tmp_path, 7, 1000, f"0::/docker/{ID}\n", name="a) b (c) 1 2 3")
+    _write_process(tmp_path, 7, 1000, f"0::/docker/{ID}\n", name="a) b (c) 1 2 3")
     assert containers.container_of(7) == ID
-    _process(tmp_path, 7, 2000, "0::/\n", name="a) b (c) 1 2 3")
+    _write_process(tmp_path, 7, 2000, "0::/\n", name="a) b (c) 1 2 3")
     assert containers.container_of(7) is None
 
 
 def test_an_ended_process_has_no_container(tmp_path: Path) -> None:
     containers = ProcessContainers(tmp_path)
-    _process(tmp_path, 7, 1000, f"0::/docker/{ID}\n")
+    _write_process(tmp_path, 7, 1000, f"0::/docker/{ID}\n")
     assert containers.container_of(7) == ID
     (tmp_path / "7" / "stat").unlink()
     assert containers.container_of(7) is None
@@ -95,12 +96,12 @@ def test_the_size_of_the_cache_is_limited(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("mooring.agent.gpus.processes.MAX_CACHED", 3)
     containers = ProcessContainers(tmp_path)
     for pid in range(1, 10):
-        _process(tmp_path, pid, 1, f"0::/docker/{ID}\n")
+        _write_process(tmp_path, pid, 1, f"0::/docker/{ID}\n")
         assert containers.container_of(pid) == ID
     assert len(containers._cached) <= 3
 
 
-def test_real_processes_are_read() -> None:
+def test_processes_of_this_machine_are_read() -> None:
     containers = ProcessContainers()
     ended = subprocess.Popen(["true"])
     ended.wait()

@@ -1,8 +1,8 @@
-"""A GPU is released if its last container left nothing on it, and quarantined otherwise (R11)."""
+"""A GPU is released when nothing of its last container is left on it, else with an incident (R11)."""
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -29,8 +29,6 @@ A1: Key = ("a", 1)
 GPU, OTHER = uuid_of(0), uuid_of(1)
 ENDED = exited(gpu_uuids=(GPU,))
 TWO_GPUS = ("gpus 2", "set 0 used_mib 5", "set 1 used_mib 5")
-
-NewGate = Callable[..., ReleaseGate]
 
 
 @pytest.fixture
@@ -68,7 +66,7 @@ def test_an_idle_gpu_is_released_at_once(gate: ReleaseGate) -> None:
     assert time.monotonic() - began < 0.25
 
 
-def test_a_process_of_the_container_delays_the_release(gate: ReleaseGate, nvml: NvmlStandin) -> None:
+def test_a_process_that_came_after_the_start_delays_the_release(gate: ReleaseGate, nvml: NvmlStandin) -> None:
     gate.note_start([GPU, OTHER])
     with process() as pid:
         nvml.write(*TWO_GPUS, f"process 0 compute {pid} 100", f"process_name {pid} trainer")
@@ -77,7 +75,7 @@ def test_a_process_of_the_container_delays_the_release(gate: ReleaseGate, nvml: 
     assert f"{pid} (trainer)" in busy[GPU]
 
 
-def test_the_release_waits_for_the_process(reader: NvmlGpuReader, nvml: NvmlStandin) -> None:
+def test_the_gpu_is_released_once_the_process_has_left_it(reader: NvmlGpuReader, nvml: NvmlStandin) -> None:
     gate = ReleaseGate(reader, lambda _: None, within_s=20)
     gate.note_start([GPU])
     with process() as pid:
@@ -95,7 +93,7 @@ def test_the_release_waits_for_the_process(reader: NvmlGpuReader, nvml: NvmlStan
 def test_earlier_processes_do_not_delay_the_release(
     gate: ReleaseGate, reader: NvmlGpuReader, nvml: NvmlStandin
 ) -> None:
-    """A display server, whose memory changes."""
+    """For example a display server, whose memory use changes."""
     with process() as pid:
         nvml.write("gpus 2", f"process 0 graphics {pid} 300", "set 0 used_mib 305")
         wait_for_memory(reader, mib=305)
@@ -105,9 +103,10 @@ def test_earlier_processes_do_not_delay_the_release(
         assert gate.wait(ENDED, [GPU]) == {}
 
 
-def test_after_a_restart_the_agent_knows_the_containers_processes(
+def test_a_restarted_agent_knows_the_processes_of_the_container(
     reader: NvmlGpuReader, nvml: NvmlStandin
 ) -> None:
+    """Its gate has noted no start, so it knows only which container each process is in."""
     with process() as own, process() as foreign:
         nvml.write(*TWO_GPUS, f"process 0 compute {own} 1", f"process 0 compute {foreign} 1")
         wait_until(lambda: len(_processes(reader)) == 2)
@@ -120,15 +119,15 @@ def test_after_a_restart_the_agent_knows_the_containers_processes(
 def test_the_release_needs_the_idle_memory(
     gate: ReleaseGate, reader: NvmlGpuReader, nvml: NvmlStandin, left_mib: int, *, is_free: bool
 ) -> None:
-    """Within 1 % of the GPU's 80 GiB."""
+    """The tolerance is 1 % of the GPU's 80 GiB."""
     gate.learn(reader.latest(), in_use=())
     gate.note_start([GPU])
     nvml.write("gpus 2", f"set 0 used_mib {left_mib}")
     busy = gate.wait(ENDED, [GPU])
     assert (busy == {}) is is_free
     if not is_free:
-        assert busy[GPU].endswith("905 MiB of its memory are still in use, and 5 MiB when idle")
-        # After an admin clears the quarantine, the current memory is the new idle memory.
+        assert busy[GPU].endswith("905 MiB of its memory are still in use (idle: 5 MiB)")
+        # As after an admin has cleared the quarantine: the memory now in use becomes the idle memory.
         gate.learn(reader.latest(), in_use=())
         assert gate.wait(ENDED, [GPU]) == {}
 
@@ -138,25 +137,26 @@ def test_a_gpu_in_use_does_not_change_the_idle_memory(
 ) -> None:
     gate.learn(reader.latest(), in_use=[GPU])
     nvml.write("gpus 2", "set 0 used_mib 40000")
-    assert gate.wait(ENDED, [GPU]) == {}  # the idle memory is unknown
+    assert gate.wait(ENDED, [GPU]) == {}  # with unknown idle memory, no use is too much
 
 
-def test_unknown_values_do_not_delay_the_release(
+def test_values_that_the_driver_does_not_report_do_not_delay_the_release(
     gate: ReleaseGate, reader: NvmlGpuReader, nvml: NvmlStandin
 ) -> None:
     gate.learn(reader.latest(), in_use=())
     gate.note_start([GPU])
-    silent = ["MemoryInfo", "MemoryInfo_v2"]
-    silent += [f"{kind}RunningProcesses_v{version}" for kind in ("Compute", "Graphics") for version in (2, 3)]
+    unsupported = ["MemoryInfo", "MemoryInfo_v2"]
+    for kind in ("Compute", "Graphics"):
+        unsupported += [f"{kind}RunningProcesses_v{version}" for version in (2, 3)]
     with process() as pid:
-        busy = ["gpus 2", "set 0 used_mib 40000", f"process 0 compute {pid} 100"]
-        nvml.write(*busy, *(f"error nvmlDeviceGet{call} 3" for call in silent))
+        busy_gpu = ["gpus 2", "set 0 used_mib 40000", f"process 0 compute {pid} 100"]
+        nvml.write(*busy_gpu, *(f"error nvmlDeviceGet{call} 3" for call in unsupported))
         assert gate.wait(ENDED, [GPU]) == {}
 
 
 def test_a_gpu_without_a_sample_is_not_released(tmp_path: Path) -> None:
     nvml = NvmlStandin(tmp_path, *TWO_GPUS)
-    pace = Pace(sample_interval_s=60, watchdog_s=0.1, retry_pauses_s=(60, 60))
+    pace = Pace(sample_interval_s=60, answer_within_s=0.1, retry_pauses_s=(60, 60))
     with closing(NvmlGpuReader(pace, nvml.environment)) as reader:
         assert wait_until(lambda: reader.latest().samples)
         gate = ReleaseGate(reader, lambda _: None, within_s=0.1)
@@ -164,7 +164,7 @@ def test_a_gpu_without_a_sample_is_not_released(tmp_path: Path) -> None:
         assert "does not report" in gate.wait(ENDED, [GPU])[GPU]
 
 
-def test_a_gpu_with_a_fault_is_quarantined_by_its_inventory(
+def test_a_gpu_with_a_fault_is_released_and_has_the_fault_in_its_inventory(
     gate: ReleaseGate, nvml: NvmlStandin, reader: NvmlGpuReader
 ) -> None:
     nvml.write(*TWO_GPUS, "lost 0")
@@ -173,11 +173,11 @@ def test_a_gpu_with_a_fault_is_quarantined_by_its_inventory(
     assert inventory[GPU] == "gpu_lost"
 
 
-def test_a_simulated_gpu_is_released(reader: NvmlGpuReader) -> None:
+def test_a_simulated_gpu_is_released_also_where_no_reader_knows_it(reader: NvmlGpuReader) -> None:
     simulated = SimulatedGpuReader("n", 1)
     [gpu] = simulated.latest().inventory or ()
-    for of in (simulated, reader):
-        gate = ReleaseGate(of, lambda _: None, within_s=0)
+    for each_reader in (simulated, reader):
+        gate = ReleaseGate(each_reader, lambda _: None, within_s=0)
         gate.note_start([gpu["uuid"]])
         assert gate.wait(exited(gpu_uuids=(gpu["uuid"],)), [gpu["uuid"]]) == {}
 
@@ -185,79 +185,81 @@ def test_a_simulated_gpu_is_released(reader: NvmlGpuReader) -> None:
 # --- plans and reports during a release
 
 
-def node(*things: Assignment | Removal | Container) -> AgentState:
-    """Return the state of a node with these containers, assignments and removals."""
-    known = AgentState("cpl_1", 0)
-    known.apply_listing(known.begin_listing(), [one for one in things if isinstance(one, Container)], [])
+def state_with(*items: Assignment | Removal | Container) -> AgentState:
+    """Return the state of an agent with these containers, assignments and removals."""
+    state = AgentState("cpl_1", 0)
+    state.apply_listing(state.begin_listing(), [one for one in items if isinstance(one, Container)], [])
     answer = SyncAnswer(
         control_plane_id="cpl_1",
         node_id="nod_1",
         generation=5,
         report_interval_s=5,
-        assignments=[one for one in things if isinstance(one, Assignment)],
-        removals=[one for one in things if isinstance(one, Removal)],
+        assignments=[one for one in items if isinstance(one, Assignment)],
+        removals=[one for one in items if isinstance(one, Removal)],
     )
-    assert known.apply_answer(answer, 0) is AnswerOutcome.APPLIED
-    return known
+    assert state.apply_answer(answer, 0) is AnswerOutcome.APPLIED
+    return state
 
 
-def actions(known: AgentState) -> list[type]:
-    plan = known.plan(100)
+def actions(state: AgentState) -> list[type]:
+    """Return the kinds of the planned actions. A release is noted as begun."""
+    plan = state.plan(100)
     assert plan is not None
     for action in plan.actions:
         if isinstance(action, Release):
-            known.begin_work((action.container.instance_id, 1), ActionKind.RELEASE, action.gpu_uuids)
+            state.begin_work((action.container.instance_id, 1), ActionKind.RELEASE, action.gpu_uuids)
     return [type(action) for action in plan.actions]
 
 
-def phase(known: AgentState) -> Phase | None:
-    return next((one.phase for one in known.reported_state().instances or () if one.instance_id == "a"), None)
+def phase(state: AgentState) -> Phase | None:
+    """Return the reported phase of instance `a`; None: it is not reported."""
+    return next((one.phase for one in state.reported_state().instances or () if one.instance_id == "a"), None)
 
 
-@pytest.mark.parametrize("asked", [wanted(gpus=(GPU,)), wanted(want="stopped", gpus=(GPU,))])
-def test_the_end_of_a_container_is_reported_when_its_gpus_are_idle(asked: Assignment) -> None:
-    known = node(asked, ENDED)
-    assert actions(known) == [Release]
-    assert phase(known) is Phase.RUNNING
-    assert known.reported_state().instances[0].exit_code is None  # type: ignore[index]
-    assert known.gpus_in_use() == {GPU}
-    known.released(A1)
-    assert phase(known) is Phase.EXITED
-    known.apply_listing(known.begin_listing(), [ENDED], [])
-    assert actions(known) == []
-    assert (phase(known), known.gpus_in_use()) == (Phase.EXITED, set())
+@pytest.mark.parametrize("assigned", [wanted(gpus=(GPU,)), wanted(want="stopped", gpus=(GPU,))])
+def test_the_end_of_a_container_is_reported_when_its_gpus_are_idle(assigned: Assignment) -> None:
+    state = state_with(assigned, ENDED)
+    assert actions(state) == [Release]
+    assert phase(state) is Phase.RUNNING
+    assert state.reported_state().instances[0].exit_code is None  # type: ignore[index]
+    assert state.gpus_in_use() == {GPU}
+    state.released(A1)
+    assert phase(state) is Phase.EXITED
+    state.apply_listing(state.begin_listing(), [ENDED], [])
+    assert actions(state) == []
+    assert (phase(state), state.gpus_in_use()) == (Phase.EXITED, set())
 
 
-def test_a_foreign_removal_is_reported_when_the_gpus_are_idle() -> None:
-    known = node(wanted(gpus=(GPU,)), container(gpu_uuids=(GPU,)))
-    assert actions(known) == []
-    known.apply_listing(known.begin_listing(), [], [])
-    assert actions(known) == [Release]
-    assert phase(known) is Phase.RUNNING
-    known.released(A1)
-    assert phase(known) is None
+def test_a_removal_by_another_program_is_reported_when_the_gpus_are_idle() -> None:
+    state = state_with(wanted(gpus=(GPU,)), container(gpu_uuids=(GPU,)))
+    assert actions(state) == []
+    state.apply_listing(state.begin_listing(), [], [])
+    assert actions(state) == [Release]
+    assert phase(state) is Phase.RUNNING
+    state.released(A1)
+    assert phase(state) is None
 
 
 def test_a_removal_and_the_next_start_wait_for_the_release() -> None:
-    after = wanted("b", gpus=(GPU,))
-    known = node(removal(), ENDED, after)
-    assert actions(known) == [Release]
-    waiting = [one for one in known.reported_state().instances or () if one.instance_id == "b"]
+    next_on_gpu = wanted("b", gpus=(GPU,))
+    state = state_with(removal(), ENDED, next_on_gpu)
+    assert actions(state) == [Release]
+    waiting = [one for one in state.reported_state().instances or () if one.instance_id == "b"]
     assert waiting[0].reason is not None and waiting[0].reason.code == "waiting_for_removal"
-    known.released(A1)
-    assert actions(known) == [Remove, Start]
+    state.released(A1)
+    assert actions(state) == [Remove, Start]
 
 
 def test_a_restart_by_policy_keeps_its_gpus() -> None:
-    known = node(wanted(gpus=(GPU,), spec={"restart": "always"}), ENDED)
-    assert actions(known) == []
-    assert phase(known) is Phase.STARTING
-    plan = known.plan(102)
+    state = state_with(wanted(gpus=(GPU,), spec={"restart": "always"}), ENDED)
+    assert actions(state) == []
+    assert phase(state) is Phase.STARTING
+    plan = state.plan(102)
     assert plan is not None and [type(action) for action in plan.actions] == [Restart]
 
 
-def test_gpus_of_other_containers_do_not_delay_the_release() -> None:
-    """After a restart, the agent finds containers that ended earlier."""
+def test_gpus_that_others_use_are_left_out_of_the_release() -> None:
+    """A restarted agent finds containers that ended earlier, and whose GPUs others use by now."""
     holder = container("b", gpu_uuids=(GPU,))
     both = exited(gpu_uuids=(GPU, OTHER))
     [release] = decided(both, holder, unreleased={A1: both}).actions
@@ -268,9 +270,9 @@ def test_gpus_of_other_containers_do_not_delay_the_release() -> None:
 
 
 def test_a_container_without_gpus_needs_no_release() -> None:
-    known = node(wanted(), exited())
-    assert actions(known) == []
-    assert phase(known) is Phase.EXITED
+    state = state_with(wanted(), exited())
+    assert actions(state) == []
+    assert phase(state) is Phase.EXITED
 
 
 # --- the whole agent
@@ -283,20 +285,20 @@ def agent_on(reader: NvmlGpuReader, directory: Path, within_s: float) -> Iterato
         yield server
 
 
-def stopped(asked: Assignment) -> Assignment:
-    return asked.model_copy(update={"want": "stopped", "may_start": False})
+def stopped(assigned: Assignment) -> Assignment:
+    return assigned.model_copy(update={"want": "stopped", "may_start": False})
 
 
 def test_a_stop_is_reported_without_waiting_for_the_next_sample(
     reader: NvmlGpuReader, tmp_path: Path
 ) -> None:
-    asked = assignment(gpu_uuids=(GPU,))
+    assigned = assignment(gpu_uuids=(GPU,))
     with agent_on(reader, tmp_path, within_s=30) as server:
-        server.wants(asked)
-        wait_until(lambda: server.phase(asked) == "running")
+        server.wants(assigned)
+        wait_until(lambda: server.phase(assigned) == "running")
         began = time.monotonic()
-        server.wants(stopped(asked))
-        wait_until(lambda: server.phase(asked) == "exited")
+        server.wants(stopped(assigned))
+        wait_until(lambda: server.phase(assigned) == "exited")
         assert time.monotonic() - began < 1
         assert not any(report.incidents for _, report in server.reports)
 
@@ -304,18 +306,18 @@ def test_a_stop_is_reported_without_waiting_for_the_next_sample(
 def test_the_end_and_the_incident_are_in_one_report(
     reader: NvmlGpuReader, nvml: NvmlStandin, tmp_path: Path
 ) -> None:
-    asked = assignment(gpu_uuids=(GPU,))
+    assigned = assignment(gpu_uuids=(GPU,))
     with agent_on(reader, tmp_path, within_s=0.3) as server, process() as pid:
-        server.wants(asked)
-        wait_until(lambda: server.phase(asked) == "running")
+        server.wants(assigned)
+        wait_until(lambda: server.phase(assigned) == "running")
         nvml.write(*TWO_GPUS, f"process 0 compute {pid} 100")
-        server.wants(stopped(asked))
-        wait_until(lambda: server.phase(asked) == "exited")
-        told = [
+        server.wants(stopped(assigned))
+        wait_until(lambda: server.phase(assigned) == "exited")
+        with_the_end = [
             report
             for _, report in server.reports
             if any(one.phase == "exited" for one in report.instances or ())
         ]
-        [incident] = told[0].incidents
+        [incident] = with_the_end[0].incidents
         assert (incident.uuid, incident.code) == (GPU, "gpu_not_released")
         assert str(pid) in incident.message

@@ -1,4 +1,4 @@
-"""Reported GPU telemetry, with and without readings."""
+"""What is reported of GPUs, while they can be read and while they cannot."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +28,7 @@ class FixedReader:
     def fresh(self, timeout_s: float) -> GpuReading:
         return self.reading
 
-    def on_news(self, call: Callable[[], None]) -> None:
+    def on_news(self, callback: Callable[[], None]) -> None:
         return
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ def test_only_a_failure_is_a_problem() -> None:
     assert problem is not None and problem.code == "driver_not_loaded"
 
 
-def test_real_processes_have_their_container(reader: FixedReader) -> None:
+def test_a_process_has_the_instance_of_its_container(reader: FixedReader) -> None:
     reading = reader.reading
     telemetry = Telemetry(reader, lambda _: "c-a-1")
     samples = telemetry.samples(reading, [container("a"), container("b")])
@@ -84,7 +84,7 @@ def test_real_processes_have_their_container(reader: FixedReader) -> None:
     assert [one.instance_id for sample in samples for one in sample.processes or ()] == [None, None]
 
 
-def test_simulated_processes_belong_to_the_gpu_users() -> None:
+def test_a_simulated_process_has_the_instance_of_its_container() -> None:
     users = {gpu_uuid("n", 0): [GpuUser("c-a-1"), GpuUser("c-b-1")], gpu_uuid("n", 1): [GpuUser("c-x-1")]}
     reader = SimulatedGpuReader("n", 2, "T4", users=lambda uuid: users[uuid])
     telemetry = Telemetry(reader, reader.container_of)

@@ -1,4 +1,4 @@
-"""A container that exceeds its share of a GPU is killed; its neighbours are not."""
+"""A container that exceeds its share of a GPU, or loses its MIG device, is killed; its neighbours are not."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -12,7 +12,7 @@ from mooring.agent.decide.reconcile import Kill, Release
 from mooring.agent.decide.snapshot import Key
 from mooring.agent.gpus.processes import ProcessContainers
 from mooring.agent.gpus.reader import NvmlGpuReader, Pace
-from mooring.agent.gpus.watchdog import ShareUsage, count_strikes, missing, share_usages
+from mooring.agent.gpus.watchdog import ShareUsage, count_strikes, missing_devices, share_usages
 from mooring.agent.nvml.types import NvmlSample
 from mooring.agent.runtime import Container
 from mooring.agent.simulated.gpus import SimulatedGpuReader
@@ -33,14 +33,15 @@ from tests.testbed.waiting import wait_until
 A: Key = ("a", 1)
 B: Key = ("b", 1)
 SHARE = Share("shared", 250, 20_000, "prj_1")
-CONTAINERS = {1: "c-a-1", 2: "c-a-1", 3: "c-b-1", 4: None}
+CONTAINER_OF_PID = {1: "c-a-1", 2: "c-a-1", 3: "c-b-1", 4: None}
 
 
-def sample(*processes: tuple[int, int | None], uuid: str = GPU, known: bool = True) -> NvmlSample:
+def sample(*processes: tuple[int, int | None], uuid: str = GPU, has_list: bool = True) -> NvmlSample:
+    """Return the part of a sample that the watchdog reads. `processes`: pids and their memory."""
     listed: Any = [
         {"pid": pid, "name": None, "memory_used_mib": mib, "mig_uuid": None} for pid, mib in processes
     ]
-    return {"uuid": uuid, "processes": listed if known else None}  # type: ignore[typeddict-item]
+    return {"uuid": uuid, "processes": listed if has_list else None}  # type: ignore[typeddict-item]
 
 
 def sharing(instance_id: str, **more: Any) -> Container:
@@ -51,61 +52,59 @@ def sharing(instance_id: str, **more: Any) -> Container:
 
 
 @pytest.mark.parametrize(
-    ("samples", "has"),
+    ("samples", "used"),
     [
         ([sample()], {A: 0, B: 0}),
         ([sample((1, 100), (2, 200), (3, 50))], {A: 300, B: 50}),
-        (
-            [sample((1, 100), (4, 70_000), (9, 70_000))],
-            {A: 100, B: 0},
-        ),  # no or a foreign container
+        ([sample((1, 100), (4, 70_000), (9, 70_000))], {A: 100, B: 0}),  # 4: no container; 9: unknown
         ([sample((1, 100), (2, None), (3, 50))], {A: None, B: 50}),
-        ([sample((1, 100), known=False)], {A: None, B: None}),
+        ([sample((1, 100), has_list=False)], {A: None, B: None}),
         ([sample((1, 100), uuid=uuid_of(1))], {A: None, B: None}),
         ([], {A: None, B: None}),
     ],
 )
-def test_share_usages(samples: list[NvmlSample], has: dict[Key, int | None]) -> None:
-    found = share_usages(samples, [sharing("a"), sharing("b")], CONTAINERS.get)
-    assert {use.key: use.used for use in found} == has
+def test_the_usage_of_a_share_is_that_of_its_containers_processes(
+    samples: list[NvmlSample], used: dict[Key, int | None]
+) -> None:
+    usages = share_usages(samples, [sharing("a"), sharing("b")], CONTAINER_OF_PID.get)
+    assert {usage.key: usage.used for usage in usages} == used
 
 
-# --- victims
+# --- exceeded shares
 
 LIMIT = 20_000
 OVER = LIMIT + 401  # more than 2 % above
 
 
-def victims_after(*rounds: dict[Key, int | None]) -> list[set[Key]]:
-    """Return the victims after each of these samples."""
+def exceeded_after(samples: list[dict[Key, int | None]]) -> list[set[Key]]:
+    """Return which shares are exceeded after each sample. A sample has the memory that each share uses."""
     strikes: dict[Key, int] = {}
-    victims = []
-    for used in rounds:
-        strikes, ended = count_strikes(
-            strikes, [ShareUsage(key, GPU, LIMIT, has) for key, has in used.items()]
-        )
-        victims.append({use.key for use in ended})
-    return victims
+    exceeded_shares = []
+    for used_by in samples:
+        usages = [ShareUsage(key, GPU, LIMIT, used) for key, used in used_by.items()]
+        strikes, exceeded = count_strikes(strikes, usages)
+        exceeded_shares.append({usage.key for usage in exceeded})
+    return exceeded_shares
 
 
 @pytest.mark.parametrize(
-    ("rounds", "victims"),
+    ("samples", "exceeded"),
     [
         ([{A: OVER, B: 10}, {A: OVER, B: 10}], [set(), {A}]),
         ([{A: OVER, B: OVER}, {A: OVER, B: OVER}], [set(), {A, B}]),
-        ([{A: OVER}, {A: LIMIT}, {A: OVER}], [set(), set(), set()]),  # exceeded twice, but not in a row
-        ([{A: OVER}, {A: None}, {A: OVER}], [set(), set(), {A}]),  # an unknown value does not reset the count
-        ([{A: None}] * 5, [set()] * 5),  # nor increase it
+        ([{A: OVER}, {A: LIMIT}, {A: OVER}], [set(), set(), set()]),  # twice, but not in a row
+        ([{A: OVER}, {A: None}, {A: OVER}], [set(), set(), {A}]),  # an unknown value does not reset strikes
+        ([{A: None}] * 5, [set()] * 5),  # an unknown value is no strike
         ([{A: OVER}, {A: None}, {A: None}], [set()] * 3),
         ([{A: LIMIT + 400}] * 3, [set()] * 3),  # within the tolerance
         ([{A: LIMIT, B: 0}] * 3, [set()] * 3),
         ([{A: OVER}, {}, {A: OVER}], [set()] * 3),  # the container was replaced
     ],
 )
-def test_two_consecutive_samples_over_the_share_kill_a_container(
-    rounds: list[dict[Key, int | None]], victims: list[set[Key]]
+def test_a_share_is_exceeded_after_two_samples_in_a_row(
+    samples: list[dict[Key, int | None]], exceeded: list[set[Key]]
 ) -> None:
-    assert victims_after(*rounds) == victims
+    assert exceeded_after(samples) == exceeded
 
 
 def test_a_small_share_has_a_minimum_tolerance() -> None:
@@ -116,29 +115,29 @@ def test_a_small_share_has_a_minimum_tolerance() -> None:
 # --- removed MIG devices
 
 
-def reading_of(*mig: str, **more: Any) -> Any:
-    reader = SimulatedGpuReader("n", 1)
-    reading = reader.latest()
+def reading_with(*mig_uuids: str, **facts: Any) -> Any:
+    """Return a reading of one GPU with these MIG devices and these other facts."""
+    reading = SimulatedGpuReader("n", 1).latest()
     [gpu] = reading.inventory or ()
-    devices: Any = [{"uuid": uuid, "profile": "1g.10gb", "memory_mib": 9728} for uuid in mig]
-    changed: Any = {**gpu, "uuid": GPU, "mig_devices": devices, **more}
+    devices: Any = [{"uuid": uuid, "profile": "1g.10gb", "memory_mib": 9728} for uuid in mig_uuids]
+    changed: Any = {**gpu, "uuid": GPU, "mig_devices": devices, **facts}
     return replace(reading, inventory=(changed,))
 
 
 @pytest.mark.parametrize(
-    ("reading", "lost"),
+    ("reading", "missing"),
     [
-        (reading_of(MIG_A, MIG_B), []),
-        (reading_of(MIG_B), [(A, MIG_A)]),
-        (reading_of(), [(A, MIG_A)]),
-        (reading_of(fault="gpu_lost"), []),  # the fault of the GPU is reported instead
-        (reading_of(uuid=uuid_of(1)), []),  # the GPU is lost
+        (reading_with(MIG_A, MIG_B), []),
+        (reading_with(MIG_B), [(A, MIG_A)]),
+        (reading_with(), [(A, MIG_A)]),
+        (reading_with(fault="gpu_lost"), []),  # the fault of the GPU is reported instead
+        (reading_with(uuid=uuid_of(1)), []),  # the device's GPU is not listed
     ],
 )
 def test_a_mig_device_is_missing_when_its_healthy_gpu_does_not_list_it(
-    reading: Any, lost: list[tuple[Key, str]]
+    reading: Any, missing: list[tuple[Key, str]]
 ) -> None:
-    assert missing(reading, [container("a", gpu_uuids=(MIG_A,), parent_gpus=(GPU,))]) == lost
+    assert missing_devices(reading, [container("a", gpu_uuids=(MIG_A,), parent_gpus=(GPU,))]) == missing
 
 
 # --- plans after a kill
@@ -146,7 +145,7 @@ def test_a_mig_device_is_missing_when_its_healthy_gpu_does_not_list_it(
 WHY = Reason(code="gpu_memory_exceeded", message="too much")
 
 
-def apply_answer(known: AgentState, *assignments: Assignment) -> None:
+def apply_answer(state: AgentState, *assignments: Assignment) -> None:
     answer = SyncAnswer(
         control_plane_id="cpl_1",
         node_id="nod_1",
@@ -154,81 +153,83 @@ def apply_answer(known: AgentState, *assignments: Assignment) -> None:
         report_interval_s=5,
         assignments=list(assignments),
     )
-    assert known.apply_answer(answer, 0) is AnswerOutcome.APPLIED
+    assert state.apply_answer(answer, 0) is AnswerOutcome.APPLIED
 
 
-def apply_listing(known: AgentState, *containers: Container) -> None:
-    known.apply_listing(known.begin_listing(), containers, [])
+def apply_listing(state: AgentState, *containers: Container) -> None:
+    state.apply_listing(state.begin_listing(), containers, [])
 
 
 @pytest.fixture
-def known() -> AgentState:
+def state() -> AgentState:
+    """The state of an agent with two running containers that share a GPU."""
     made = AgentState("cpl_1", 0)
-    asked = wanted("a", spec={"restart": "always"}), wanted("b")
-    apply_answer(made, *(with_share(one) for one in asked))
+    apply_answer(made, with_share(wanted("a", spec={"restart": "always"})), with_share(wanted("b")))
     apply_listing(made, sharing("a"), sharing("b"))
     return made
 
 
-def actions(known: AgentState, now: float = 100) -> list[Any]:
-    plan = known.plan(now)
+def actions(state: AgentState, now: float = 100) -> list[Any]:
+    plan = state.plan(now)
     assert plan is not None
     return list(plan.actions)
 
 
-def one(known: AgentState, instance_id: str = "a") -> tuple[Phase, str | None]:
-    [found] = [each for each in known.reported_state().instances or () if each.instance_id == instance_id]
-    return found.phase, found.reason.code if found.reason else None
+def phase_and_code(state: AgentState, instance_id: str) -> tuple[Phase, str | None]:
+    instances = state.reported_state().instances or ()
+    [instance] = [one for one in instances if one.instance_id == instance_id]
+    return instance.phase, instance.reason.code if instance.reason else None
 
 
-def test_a_killed_container_is_not_restarted_by_its_policy(known: AgentState) -> None:
-    known.kill(A, WHY)
-    assert actions(known) == [Kill(sharing("a"))]
+def test_a_killed_container_is_not_restarted_by_its_policy(state: AgentState) -> None:
+    state.kill(A, WHY)
+    assert actions(state) == [Kill(sharing("a"))]
     ended = exited("a", exit_code=137, gpu_uuids=(GPU,), share=SHARE)
-    apply_listing(known, ended, sharing("b"))
-    assert actions(known) == [Release(ended, (), (GPU,))]
-    known.released(A)
-    apply_listing(known, ended, sharing("b"))
-    assert actions(known) == []
-    assert actions(known, now=10_000) == []
-    assert one(known) == (Phase.EXITED, "gpu_memory_exceeded")
-    assert one(known, "b") == (Phase.RUNNING, None)
+    apply_listing(state, ended, sharing("b"))
+    assert actions(state) == [Release(ended, (), (GPU,))]
+    state.released(A)
+    apply_listing(state, ended, sharing("b"))
+    assert actions(state) == []
+    assert actions(state, now=10_000) == []
+    assert phase_and_code(state, "a") == (Phase.EXITED, "gpu_memory_exceeded")
+    assert phase_and_code(state, "b") == (Phase.RUNNING, None)
 
 
-def test_a_container_that_ended_before_the_kill_follows_its_policy(known: AgentState) -> None:
-    known.kill(A, WHY)
-    apply_listing(known, exited("a", exit_code=0, gpu_uuids=(GPU,), share=SHARE), sharing("b"))
-    assert one(known) == (Phase.STARTING, "restarting")
+def test_a_container_that_ended_before_the_kill_follows_its_policy(state: AgentState) -> None:
+    state.kill(A, WHY)
+    apply_listing(state, exited("a", exit_code=0, gpu_uuids=(GPU,), share=SHARE), sharing("b"))
+    assert phase_and_code(state, "a") == (Phase.STARTING, "restarting")
 
 
-def test_an_ended_container_is_not_killed(known: AgentState) -> None:
+def test_an_ended_container_is_not_killed(state: AgentState) -> None:
     ended = exited("a", exit_code=3, gpu_uuids=(GPU,), share=SHARE)
-    apply_listing(known, ended, sharing("b"))
-    known.kill(A, WHY)
-    assert not any(isinstance(action, Kill) for action in actions(known))
+    apply_listing(state, ended, sharing("b"))
+    state.kill(A, WHY)
+    assert not any(isinstance(action, Kill) for action in actions(state))
 
 
-def test_instances_with_whole_gpus_are_not_limited() -> None:
-    known = AgentState("cpl_1", 0)
-    apply_answer(known, wanted("a", gpus=(GPU,)))
-    apply_listing(known, container("a", gpu_uuids=(GPU,)), container("c"))
-    assert known.watched_containers() == []
+def test_containers_with_whole_gpus_or_without_gpus_are_not_watched() -> None:
+    state = AgentState("cpl_1", 0)
+    apply_answer(state, wanted("a", gpus=(GPU,)))
+    apply_listing(state, container("a", gpu_uuids=(GPU,)), container("c"))
+    assert state.watched_containers() == []
 
 
 # --- the whole agent
 
 
-def reason_of(server: TinyControlPlane, asked: Assignment) -> Reason | None:
-    return server.instances()[asked.instance_id, asked.attempt].reason
+def reason_of(server: TinyControlPlane, assigned: Assignment) -> Reason | None:
+    return server.instances()[assigned.instance_id, assigned.attempt].reason
 
 
 def test_a_real_container_over_its_share_is_killed_alone(docker_node: DockerNode, tmp_path: Path) -> None:
-    """The real NVML binding reads the GPU's process list, which has both."""
+    """The real NVML binding reads the processes of both containers from one GPU's list."""
     nvml = NvmlStandin(tmp_path, "gpus 2")
     api: Any = docker_node.client.api
 
-    def pid_of(asked: Assignment) -> int:
-        return int(api.inspect_container(f"mooring-{asked.instance_id}-1")["State"]["Pid"])
+    def pid_of(assigned: Assignment) -> int:
+        """Return the pid of the container's program; 0: it has ended."""
+        return int(api.inspect_container(f"mooring-{assigned.instance_id}-1")["State"]["Pid"])
 
     greedy, modest, whole = (
         with_share(docker_assignments.assignment(restart="always")),
@@ -239,7 +240,7 @@ def test_a_real_container_over_its_share_is_killed_alone(docker_node: DockerNode
     runtime = docker_assignments.runtime_on(docker_node)
     with closing(reader), agent_with(runtime, reader, ProcessContainers().container_of, tmp_path) as server:
         server.wants(greedy, modest, whole)
-        wait_until(lambda: {server.phase(asked) for asked in (greedy, modest, whole)} == {"running"})
+        wait_until(lambda: {server.phase(assigned) for assigned in (greedy, modest, whole)} == {"running"})
         nvml.write(
             "gpus 2",
             f"process 0 compute {pid_of(greedy)} 30000",
@@ -272,17 +273,17 @@ def test_a_simulated_container_over_its_share_is_killed(tmp_path: Path) -> None:
         assert server.phase(modest) == "running"
 
 
-def test_a_removed_device_fails_its_instance(tmp_path: Path) -> None:
-    cut = ["gpus 1", "set 0 mig 1", f"slice 0 {MIG_A} 9728 NVIDIA H100 80GB HBM3 MIG 1g.10gb"]
-    other = f"slice 0 {MIG_B} 9728 NVIDIA H100 80GB HBM3 MIG 1g.10gb"
-    nvml = NvmlStandin(tmp_path, *cut, other)
+def test_a_removed_mig_device_fails_its_instance_alone(tmp_path: Path) -> None:
+    mig_gpu = ["gpus 1", "set 0 mig 1"]
+    device_a, device_b = (f"slice 0 {uuid} 9728 NVIDIA H100 80GB HBM3 MIG 1g.10gb" for uuid in (MIG_A, MIG_B))
+    nvml = NvmlStandin(tmp_path, *mig_gpu, device_a, device_b)
     pace = Pace(sample_interval_s=0.1, inventory_interval_s=0.2)
     lost, kept = with_mig(builders.assignment(), MIG_A), with_mig(builders.assignment(), MIG_B)
     reader = NvmlGpuReader(pace, nvml.environment)
     with closing(reader), agent_with(SimulatedRuntime(start_s=0), reader, lambda _: None, tmp_path) as server:
         server.wants(lost, kept)
         wait_until(lambda: server.phase(lost) == server.phase(kept) == "running")
-        nvml.write(*cut[:2], other)
+        nvml.write(*mig_gpu, device_b)
         wait_until(lambda: server.phase(lost) == "exited", timeout_s=10)
         reason = reason_of(server, lost)
         assert reason is not None and reason.code == "mig_device_lost" and MIG_A in reason.message

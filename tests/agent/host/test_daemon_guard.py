@@ -10,6 +10,7 @@ import pytest
 
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.host.daemon_guard import CHAIN, DaemonGuard, daemon_groups, rules
+from mooring.agent.host.firewall import METADATA as METADATA_NETWORKS
 from mooring.agent.host.firewall import Firewall, FirewallUnavailable
 from mooring.agent.runtime import StartRefused
 from tests.agent.docker_assignments import assignment, start
@@ -57,11 +58,11 @@ def group(node: DockerNode, tmp_path: Path) -> Iterator[str]:
 
 @contextmanager
 def metadata_service(node: DockerNode, requests: Path) -> Iterator[int]:
-    def change(verb: str) -> None:
-        argv = [program("ip"), "address", verb, f"{METADATA}/32", "dev", "lo"]
+    def change_address(action: str) -> None:
+        argv = [program("ip"), "address", action, f"{METADATA}/32", "dev", "lo"]
         subprocess.run(node.inside(*argv), check=True)
 
-    change("add")
+    change_address("add")
     argv = node.inside(sys.executable, "-c", SERVER, str(requests))
     process = subprocess.Popen(argv, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -70,11 +71,11 @@ def metadata_service(node: DockerNode, requests: Path) -> Iterator[int]:
     finally:
         process.kill()
         process.communicate()
-        change("del")
+        change_address("del")
 
 
 def pull_from(runtime: DockerRuntime, port: int) -> None:
-    """Connect the daemon as an attacker's registry would; only the packet filter can block it."""
+    """Make the daemon connect to the metadata service, as if that were a registry; no pull succeeds."""
     with pytest.raises(StartRefused):
         start(runtime, assignment(image=f"{METADATA}:{port}/latest/meta-data:1"))
 
@@ -107,18 +108,18 @@ def test_the_daemon_cannot_reach_metadata_but_others_can(
         assert wait_until(lambda: requests.read_text() != before)
 
 
-def test_missing_rules_are_restored_and_existing_ones_kept(
+def test_missing_rules_are_restored_and_existing_rules_are_kept(
     node: DockerNode, firewall: Firewall, group: str
 ) -> None:
     guard = DaemonGuard(firewall, namespace_of(node), every_s=0)
     guard.ensure_rules()
-    made = rules_of(node)
-    assert f"-A OUTPUT -j {CHAIN}" in made
+    before = rules_of(node)
+    assert f"-A OUTPUT -j {CHAIN}" in before
     subprocess.run(node.inside(program("iptables"), "-w", "-F", CHAIN), check=True)
     guard.ensure_rules()
-    assert rules_of(node) == made
+    assert rules_of(node) == before
     guard.ensure_rules()
-    assert rules_of(node) == made
+    assert rules_of(node) == before
 
 
 def test_a_daemon_without_its_own_group_is_logged_once(
@@ -153,8 +154,8 @@ def test_only_daemons_in_this_network_namespace_match(tmp_path: Path) -> None:
 
 def test_the_rules_block_the_metadata_of_all_clouds_except_dns() -> None:
     made = rules(4, {"system.slice/docker.service"}) + rules(6, {"system.slice/docker.service"})
-    for address in ("169.254.0.0/16", "168.63.129.16", "100.100.100.200", "192.0.0.192", "fd00:ec2::254"):
-        (rule,) = (each for each in made if address in each)
+    for network in METADATA_NETWORKS:
+        (rule,) = (each for each in made if f"-d {network} " in each)
         assert "! --dport 53" in rule
         assert "--path system.slice/docker.service" in rule
 

@@ -113,7 +113,7 @@ def firewall_of(node: DockerNode, *management: str) -> Firewall:
 
 
 def reached(runtime: DockerRuntime, container: Container, *urls: str) -> set[str]:
-    """Return the URLs that answer a program in the container. All are tried at the same time."""
+    """Return the URLs that a program in the container can reach. All are tried at the same time."""
     tries = " ".join(
         f"(timeout 2 wget -q -O - http://{url}/ | grep -q {HELLO} && echo {url}) &" for url in urls
     )
@@ -121,9 +121,9 @@ def reached(runtime: DockerRuntime, container: Container, *urls: str) -> set[str
 
 
 def answers(inside: Callable[..., list[str]], url: str) -> bool:
-    """Return whether the URL answers a client there."""
-    ask = f"import urllib.request as r; print(r.urlopen('http://{url}/', timeout=5).read().decode())"
-    done = subprocess.run(inside(sys.executable, "-c", ask), capture_output=True, text=True, check=False)
+    """Return whether a program that `inside` starts can reach the URL."""
+    client = f"import urllib.request as r; print(r.urlopen('http://{url}/', timeout=5).read().decode())"
+    done = subprocess.run(inside(sys.executable, "-c", client), capture_output=True, text=True, check=False)
     return done.stdout.strip() == HELLO
 
 
@@ -148,33 +148,31 @@ def test_containers_cannot_reach_metadata_management_or_the_node(
 
 
 @pytest.mark.parametrize(
-    "undoing",
+    "change",
     [
-        [["-F", "INPUT"]],
-        [["-F", "DOCKER-USER"]],
-        [["-D", "FORWARD", "-j", "DOCKER-USER"]],
-        [["-F", "MOORING-INPUT"]],
-        [["-F", "MOORING-FORWARD"]],
-        [["-I", "INPUT", "1", "-j", "ACCEPT"]],
-        [["-I", "DOCKER-USER", "1", "-j", "RETURN"]],
+        ["-F", "INPUT"],
+        ["-F", "DOCKER-USER"],
+        ["-D", "FORWARD", "-j", "DOCKER-USER"],
+        ["-F", "MOORING-INPUT"],
+        ["-F", "MOORING-FORWARD"],
+        ["-I", "INPUT", "1", "-j", "ACCEPT"],
+        ["-I", "DOCKER-USER", "1", "-j", "RETURN"],
     ],
 )
-def test_removed_rules_are_restored(node: DockerNode, undoing: list[list[str]]) -> None:
+def test_changed_rules_are_restored(node: DockerNode, change: list[str]) -> None:
     firewall = firewall_of(node)
     firewall.ensure_rules([])
     before = iptables(node, "-S")
-    for arguments in undoing:
-        iptables(node, *arguments)
+    iptables(node, *change)
     assert iptables(node, "-S") != before
     firewall.ensure_rules([])
     assert firewall.check()
     after = iptables(node, "-S")
-    for ours in ("MOORING-FORWARD", "MOORING-INPUT"):
-        assert after.count(f"-j {ours}\n") == 1
-        assert lines_of(after, ours) == lines_of(before, ours)
-    for arguments in undoing:
-        if arguments[0] == "-I":
-            iptables(node, "-D", arguments[1], *arguments[3:])
+    for chain in ("MOORING-FORWARD", "MOORING-INPUT"):
+        assert after.count(f"-j {chain}\n") == 1
+        assert lines_of(after, chain) == lines_of(before, chain)
+    if change[0] == "-I":  # undo it for other tests
+        iptables(node, "-D", change[1], *change[3:])
 
 
 def lines_of(listing: str, chain: str) -> list[str]:
@@ -191,8 +189,8 @@ def test_existing_rules_are_not_changed(node: DockerNode, caplog: pytest.LogCapt
 
 
 def test_each_report_of_the_agent_restores_missing_rules(node: DockerNode) -> None:
-    guard = Isolation(firewall_of(node), required=True)
-    runtime = runtime_on(node, isolate=guard.problem)
+    isolated = Isolation(firewall_of(node), required=True)
+    runtime = runtime_on(node, isolate=isolated.problem)
     start(runtime, assignment())
     assert firewall_of(node).check()
     flush_rules(node)
@@ -225,7 +223,7 @@ def test_best_effort_starts_and_logs_a_warning_once(
     runtime.close()
 
 
-def test_a_bridge_unknown_to_dockers_rules_is_an_error(node: DockerNode) -> None:
+def test_a_bridge_that_is_not_in_dockers_rules_is_an_error(node: DockerNode) -> None:
     with pytest.raises(FirewallUnavailable, match="in Docker's network namespace"):
         firewall_of(node).ensure_rules(["mr-nowhere"])
 
@@ -233,23 +231,23 @@ def test_a_bridge_unknown_to_dockers_rules_is_an_error(node: DockerNode) -> None
 def test_errors_name_the_remedy(node: DockerNode, tmp_path: Path) -> None:
     with pytest.raises(FirewallUnavailable, match="install the package iptables"):
         Firewall(program_path=str(tmp_path)).ensure_rules([])
-    nobody = [*node.inside(), program("setpriv"), "--reuid=65534", "--regid=65534", "--clear-groups"]
+    as_nobody = [*node.inside(), program("setpriv"), "--reuid=65534", "--regid=65534", "--clear-groups"]
     with pytest.raises(FirewallUnavailable, match="run the agent as root"):
-        Firewall(enter=nobody).ensure_rules([])
+        Firewall(enter=as_nobody).ensure_rules([])
 
 
 def test_projects_are_isolated_without_dockers_rule(node: DockerNode, runtime: DockerRuntime) -> None:
     """Newer releases of Docker have no isolation rule for published ports."""
-    mine = start(runtime, assignment())
-    theirs = start(runtime, assignment(command=SERVED).model_copy(update={"project_id": "proj-2"}))
-    details = node.client.api.inspect_container(theirs.container_id)["NetworkSettings"]["Networks"]
+    first = start(runtime, assignment())
+    second = start(runtime, assignment(command=SERVED).model_copy(update={"project_id": "proj-2"}))
+    details = node.client.api.inspect_container(second.container_id)["NetworkSettings"]["Networks"]
     address = details["mooring-proj-2"]["IPAddress"]
     jump = ["FORWARD", "-j", "DOCKER-ISOLATION-STAGE-1"]
     iptables(node, "-D", *jump)
     try:
-        assert reached(runtime, mine, address) == {address}
+        assert reached(runtime, first, address) == {address}
         firewall_of(node).ensure_rules([])
-        assert reached(runtime, mine, address) == set()
+        assert reached(runtime, first, address) == set()
     finally:
         iptables(node, "-I", jump[0], "2", *jump[1:])
 

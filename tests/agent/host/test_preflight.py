@@ -13,12 +13,11 @@ from mooring.agent.host.preflight import (
     checks,
     disk_checks,
     isolation,
-    problem,
     read_toolkit,
     runtime_problem,
     socket_problem,
+    toolkit_problem,
     versions_problem,
-    warnings,
 )
 from mooring.agent.host.version_floors import floors, reviewed
 from mooring.agent.runtime import RuntimeUnavailable
@@ -74,11 +73,11 @@ def disk(_info: Any = None, **changes: Any) -> DiskReport:
         (Toolkit((1, 19, 1), unsafe_option=True), "toolkit_unsafe_option"),
     ],
 )
-def test_the_minimum_version_of_the_toolkit(toolkit: Toolkit, code: Any) -> None:
-    reason = problem(toolkit, has_gpus=True)
+def test_an_unsafe_or_missing_toolkit_is_a_problem_of_nodes_with_gpus(toolkit: Toolkit, code: Any) -> None:
+    reason = toolkit_problem(toolkit, has_gpus=True)
     assert (reason and reason.code) == code
-    assert problem(toolkit, has_gpus=False) is None
-    assert problem(toolkit, has_gpus=True, allow_unsafe_toolkit=True) is None
+    assert toolkit_problem(toolkit, has_gpus=False) is None
+    assert toolkit_problem(toolkit, has_gpus=True, allow_unsafe_toolkit=True) is None
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_the_minimum_version_of_the_toolkit(toolkit: Toolkit, code: Any) -> None
             (1, 17, 8),
         ),
         ("NVIDIA Container Toolkit CLI version 1.18.0-rc.1", (1, 18, 0)),
-        ("no idea", None),
+        ("no version here", None),
     ],
 )
 def test_the_version_is_from_nvidia_ctk(tmp_path: Path, output: str, version: Any) -> None:
@@ -99,7 +98,7 @@ def test_the_version_is_from_nvidia_ctk(tmp_path: Path, output: str, version: An
     assert read_toolkit(tmp_path / "none.toml", str(tmp_path)).version == version
 
 
-def test_no_toolkit_on_the_path(tmp_path: Path) -> None:
+def test_a_toolkit_that_is_not_on_the_path_counts_as_missing(tmp_path: Path) -> None:
     assert read_toolkit(tmp_path / "none.toml", str(tmp_path)) == Toolkit(None, unsafe_option=False)
 
 
@@ -116,10 +115,10 @@ def test_a_toolkit_that_does_not_run_has_no_version(tmp_path: Path) -> None:
         ("[features]\nallow-cuda-compat-libs-from-container = true\n", True),
         ("[features]\nallow-cuda-compat-libs-from-container = false\n", False),
         ("#allow-cuda-compat-libs-from-container = true\n", False),
-        ("this is [ no toml", True),
+        ("[invalid toml", True),
     ],
 )
-def test_the_unsafe_option(tmp_path: Path, content: str, unsafe: bool) -> None:
+def test_the_unsafe_option_is_read_from_the_configuration(tmp_path: Path, content: str, unsafe: bool) -> None:
     config = tmp_path / "config.toml"
     config.write_text(content)
     assert read_toolkit(config, str(tmp_path)).unsafe_option is unsafe
@@ -140,10 +139,10 @@ def test_a_runtime_unknown_to_docker_is_rejected(runtime: str, known: bool) -> N
 
 @pytest.mark.parametrize(("required", "ok"), [(True, False), (False, None)])
 def test_missing_isolation_is_an_error_or_a_warning(required: bool, ok: bool | None) -> None:
-    def cannot() -> bool:
+    def unavailable() -> bool:
         raise FirewallUnavailable("iptables was not found: install the package iptables")
 
-    found = isolation(cannot, required=required)
+    found = isolation(unavailable, required=required)
     assert (found.ok, "install the package iptables" in found.remedy) == (ok, True)
     assert isolation(lambda: True, required=required).ok
     assert isolation(lambda: False, required=required).ok
@@ -164,7 +163,6 @@ def test_unsuitable_settings_are_warnings(change: dict[str, Any], name: str) -> 
     }
     assert found[name].ok is None
     assert found[name].remedy
-    assert any(line.startswith(name) for line in warnings(list(found.values())))
 
 
 @pytest.mark.parametrize(
@@ -277,12 +275,12 @@ def test_cdi_that_lists_some_gpus_only() -> None:
     assert "GPU-b" in found["cdi"].detail
 
 
-def test_a_failed_check_does_not_hide_the_others() -> None:
-    def away() -> dict[str, Any]:
+def test_an_unavailable_engine_does_not_hide_the_checks_of_gpus() -> None:
+    def unavailable() -> dict[str, Any]:
         raise RuntimeUnavailable("the container engine does not answer")
 
     fault: Any = {"code": "driver_not_loaded", "message": "the driver is not loaded"}
-    found = checks(away, disk, Toolkit(None, unsafe_option=False), fault, environment={})
+    found = checks(unavailable, disk, Toolkit(None, unsafe_option=False), fault, environment={})
     assert [(check.name, check.ok) for check in found] == [
         ("docker", False),
         ("nvidia driver", False),

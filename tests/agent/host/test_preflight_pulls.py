@@ -4,28 +4,49 @@ from pathlib import Path
 
 import pytest
 
+from mooring.agent.host.preflight import Check
 from mooring.agent.host.preflight_pulls import downloads
 
 
+def check_with(folder: Path, content: str) -> Check:
+    """Check a Docker configuration file with this content."""
+    config = folder / "daemon.json"
+    config.write_text(content)
+    return downloads(config)
+
+
+def is_warning(check: Check) -> bool:
+    return check.ok is None and bool(check.remedy)
+
+
 @pytest.mark.parametrize(
-    ("content", "ok", "detail"),
+    ("content", "limit"),
     [
-        (None, None, "3 layers"),
-        ("", None, "3 layers"),
-        ("{}", None, "3 layers"),
-        ('{"max-concurrent-downloads": 15}', None, "15 layers"),
-        ('{"max-concurrent-downloads": 16}', True, "16 layers"),
-        ('{"max-concurrent-downloads": "many"}', None, "many layers"),
-        ("{", None, "cannot be read"),
-        ("[]", None, "cannot be read"),
+        ("", "3"),  # Docker's default
+        ("{}", "3"),
+        ('{"max-concurrent-downloads": 15}', "15"),
+        ('{"max-concurrent-downloads": "many"}', "many"),
     ],
 )
-def test_few_concurrent_downloads_are_a_warning(
-    tmp_path: Path, content: str | None, ok: bool | None, detail: str
-) -> None:
-    config = tmp_path / "daemon.json"
-    if content is not None:
-        config.write_text(content)
-    check = downloads(config)
-    assert check.ok is ok
-    assert detail in check.detail
+def test_too_few_concurrent_downloads_are_a_warning(tmp_path: Path, content: str, limit: str) -> None:
+    check = check_with(tmp_path, content)
+    assert is_warning(check)
+    assert check.detail.startswith(f"{limit} layers at a time")
+
+
+def test_without_a_configuration_file_dockers_default_is_a_warning(tmp_path: Path) -> None:
+    check = downloads(tmp_path / "daemon.json")
+    assert is_warning(check)
+    assert check.detail.startswith("3 layers at a time")
+
+
+def test_enough_concurrent_downloads_pass(tmp_path: Path) -> None:
+    check = check_with(tmp_path, '{"max-concurrent-downloads": 16}')
+    assert (check.ok, check.detail) == (True, "16 layers")
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_an_invalid_configuration_file_is_a_warning(tmp_path: Path, content: str) -> None:
+    check = check_with(tmp_path, content)
+    assert is_warning(check)
+    assert "cannot be read" in check.detail

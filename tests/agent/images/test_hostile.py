@@ -1,6 +1,6 @@
 """Hostile images, and containers created outside of Mooring, on a real dockerd (R4, R6, R11).
 
-They must not change what the agent records about any container, nor what it does with other containers.
+They must not change what the agent records about any container, nor how it treats other containers.
 """
 
 import json
@@ -53,7 +53,7 @@ LABELS = {
 CONDITIONAL = ("mooring.cards", "mooring.share", "mooring.secret_env", "mooring.group", "mooring.host_ports")
 
 
-def refused(runtime: DockerRuntime, given: Assignment) -> Reason:
+def refusal_of(runtime: DockerRuntime, given: Assignment) -> Reason:
     with pytest.raises(StartRefused) as caught:
         start(runtime, given)
     return caught.value.reason
@@ -89,13 +89,14 @@ def end(runtime: DockerRuntime, container: Container) -> None:
 
 
 @contextmanager
-def outside(node: DockerNode, image: str, name: str | None = None) -> Iterator[str]:
+def run_with_docker(node: DockerNode, image: str, name: str | None = None) -> Iterator[str]:
     """A container that the operator runs with plain Docker."""
     made = node.client.containers.run(image, detach=True, name=name)
     yield str(made.id)
 
 
 def plan_of(containers: list[Container], *assignments: Assignment) -> tuple[Any, ...]:
+    """The agent's actions, given these containers and assignments."""
     known = AgentState(CONTROL_PLANE, 0)
     known.apply_listing(known.begin_listing(), containers, [])
     answer = {
@@ -112,7 +113,7 @@ def plan_of(containers: list[Container], *assignments: Assignment) -> tuple[Any,
     return plan.actions
 
 
-# --- finding 1: labels in an image
+# --- labels in an image
 
 
 @pytest.mark.parametrize("label", LABELS)
@@ -121,7 +122,7 @@ def test_an_image_with_reserved_labels_is_rejected_without_effect_on_others(
 ) -> None:
     neighbour = start(runtime, assignment())
     image = labelled(node, label.partition(".")[2], **{label: LABELS[label]})
-    reason = refused(runtime, assignment(image=image))
+    reason = refusal_of(runtime, assignment(image=image))
     assert reason.code == "image_config_refused"
     assert label in reason.message
     assert runtime.containers() == ([neighbour], [])
@@ -155,19 +156,19 @@ def status_of(runtime: DockerRuntime, one: Container) -> str | None:
     )
 
 
-def test_a_container_without_gpus_claims_none_and_opens_no_release_gate(
+def test_labels_with_gpus_claim_none_and_do_not_skip_the_release_gate(
     node: DockerNode, runtime: DockerRuntime
 ) -> None:
-    """Finding 1b: a CPU-only container whose image has labels with the node's GPUs."""
+    """A container without GPUs, whose image has labels with a GPU of the node."""
     image = labelled(node, "claims", **{"mooring.cards": VICTIM_GPU, "mooring.gpus": VICTIM_GPU})
     hostile = create_as_an_earlier_release(node, runtime, assignment(image=image))
     victim = assignment(instance_id="victim", gpu_uuids=(VICTIM_GPU,))
     containers, _ = runtime.containers()
     assert [one.container_id for one in containers] == [hostile]
     assert plan_of(containers, victim) == (Start(victim),)
-    # The victim's container has ended: the gate checks its GPU.
-    done = Container("victim", 1, "c" * 64, "exited", (VICTIM_GPU,), exit_code=0)
-    assert Release(done, (VICTIM_GPU,)) in plan_of([*containers, done], victim)
+    # When the victim's container has ended, its GPU goes through the release gate all the same.
+    ended = Container("victim", 1, "c" * 64, "exited", (VICTIM_GPU,), exit_code=0)
+    assert Release(ended, (VICTIM_GPU,)) in plan_of([*containers, ended], victim)
 
 
 @pytest.mark.parametrize("name", [None, "mooring-inst-victim-8", "mooring-inst-victim-7"])
@@ -175,7 +176,7 @@ def test_a_container_created_outside_of_mooring_is_an_orphan(
     node: DockerNode, runtime: DockerRuntime, name: str | None
 ) -> None:
     image = labelled(node, "full", **LABELS)
-    with outside(node, image, name) as foreign:
+    with run_with_docker(node, image, name) as foreign:
         containers, orphans = runtime.containers()
         assert containers == []
         assert [orphan.container_id for orphan in orphans] == [foreign]
@@ -216,8 +217,8 @@ def test_other_instances_start_and_stop_beside_a_hostile_image(
         server.wants(stopped, hostile, late)
         wait_until(lambda: server.phase(first) == "exited" and server.phase(late) == "running", 30)
         assert server.phase(second) in {"running", None}
-        [report] = [server.reports[-1]]
-        assert report[1].problem is None
+        _, report = server.reports[-1]
+        assert report.problem is None
 
 
 # --- the rest of an image's configuration
@@ -263,16 +264,16 @@ def test_no_program_starts_in_a_kernel_filesystem(
     node: DockerNode, runtime: DockerRuntime, path: str
 ) -> None:
     image = image_of_config(node, "workdir", WorkingDir=path)
-    reason = refused(runtime, assignment(image=image))
+    reason = refusal_of(runtime, assignment(image=image))
     assert reason.code == "working_dir_unusable"
-    assert "its image's working directory" in reason.message
+    assert "the image's working directory" in reason.message
     assert all_containers(node) == []
     # The working directory of the spec overrides the image's.
     container = start(runtime, assignment(image=image, working_dir="/tmp"))
     assert output_of(runtime, container, ["pwd"]) == "/tmp\n"
     if path.startswith("/"):
-        asked = assignment(working_dir=path)
-        assert refused(runtime, asked).code == "working_dir_unusable"
+        given = assignment(working_dir=path)
+        assert refusal_of(runtime, given).code == "working_dir_unusable"
 
 
 def test_labels_of_an_image_have_empty_values_on_its_container(
@@ -335,7 +336,7 @@ def test_quotes_of_an_image_in_an_error_are_short_and_printable(
     node: DockerNode, runtime: DockerRuntime, config: dict[str, Any]
 ) -> None:
     image = image_of_config(node, "quoted", **config)
-    reason = refused(runtime, assignment(image=image, command=None))
+    reason = refusal_of(runtime, assignment(image=image, command=None))
     assert len(reason.message) < 3000
     assert reason.message.isprintable()
     assert all_containers(node) == []

@@ -1,6 +1,6 @@
 """Access of tenants to images on a node: local images, moved tags, and the operator's credentials.
 
-Tenants are projects without `local_images`. Uses a real registry and a real daemon.
+Tenants are projects without `local_images`. With a real registry and a real daemon.
 """
 
 import base64
@@ -28,7 +28,7 @@ NewRuntime = Callable[[], DockerRuntime]
 
 @pytest.fixture
 def new_runtime(node: DockerNode, tmp_path: Path) -> Iterator[NewRuntime]:
-    """Creates runtimes of one agent, which saves its state in the test's folder; each is a restart."""
+    """Creates runtimes of one agent, as if it restarted: they share the state in the test's folder."""
     made: list[DockerRuntime] = []
 
     def new() -> DockerRuntime:
@@ -93,7 +93,7 @@ def test_a_tag_is_resolved_by_its_registry(
 def test_a_tenants_pull_moves_no_tag_on_the_node(
     node: DockerNode, runtime: DockerRuntime, registry: Registry
 ) -> None:
-    """Otherwise anyone who can publish under that name would replace another project's local build."""
+    """Otherwise anyone who can push under that name could replace an image that another project runs."""
     image = registry.add_image("local/build", extra_layers=1)
     build_on(node, image, "by-the-operator")
     start(runtime, tenant(image))

@@ -30,13 +30,13 @@ def test_a_missing_image_is_pulled_and_its_digest_reported(
     runtime: DockerRuntime, registry: Registry
 ) -> None:
     image = registry.add_image("pulled/once", extra_layers=2)
-    said: list[Reason] = []
-    container = pull_and_start(runtime, assignment(image=image, command=None), said.append, lambda: False)
+    reasons: list[Reason] = []
+    container = pull_and_start(runtime, assignment(image=image, command=None), reasons.append, lambda: False)
     assert container is not None
     assert container.status == "running"
     assert container.image_digest == registry.digest(image)
-    assert {reason.code for reason in said} == {"pulling_image"}
-    assert image in said[0].message
+    assert {reason.code for reason in reasons} == {"pulling_image"}
+    assert image in reasons[0].message
 
 
 def test_an_image_is_pulled_by_its_digest(runtime: DockerRuntime, registry: Registry) -> None:
@@ -56,13 +56,13 @@ def test_an_image_on_the_node_is_not_pulled_again(runtime: DockerRuntime, regist
         registry.thaw()
 
 
-def test_an_image_that_does_not_exist(runtime: DockerRuntime, registry: Registry) -> None:
+def test_a_start_with_a_missing_image_is_rejected(runtime: DockerRuntime, registry: Registry) -> None:
     assert refusal_of(runtime, f"{registry.name}/no/such:1").code == "image_not_found"
     registry.add_image("some/image")
     assert refusal_of(runtime, f"{registry.name}/some/image:9").code == "image_not_found"
 
 
-def test_an_unreachable_registry(runtime: DockerRuntime) -> None:
+def test_a_start_with_an_unreachable_registry_is_rejected(runtime: DockerRuntime) -> None:
     assert refusal_of(runtime, "127.0.0.1:1/some/image:1").code == "image_pull_failed"
 
 
@@ -74,9 +74,9 @@ def test_concurrent_starts_share_one_pull(runtime: DockerRuntime, registry: Regi
         thread.start()
     for thread in threads:
         thread.join()
-    asked = registry.daemon.log.read_bytes()[log_before:].decode()
+    log = registry.daemon.log.read_bytes()[log_before:].decode()
     assert len(runtime.containers()[0]) == 4
-    blobs = re.findall(r"GET /v2/pulled/twice/blobs/\S+", asked)
+    blobs = re.findall(r"GET /v2/pulled/twice/blobs/\S+", log)
     assert blobs
     assert len(blobs) == len(set(blobs))
 
@@ -87,18 +87,18 @@ def test_a_cancelled_pull_ends_while_the_registry_does_not_answer(
     image = registry.add_image("pulled/never", extra_layers=1)
     cancelled = threading.Event()
     results: list[Container | None] = []
-    said: list[Reason] = []
+    reasons: list[Reason] = []
 
     def pull() -> None:
-        results.append(pull_and_start(runtime, assignment(image=image), said.append, cancelled.is_set))
+        results.append(pull_and_start(runtime, assignment(image=image), reasons.append, cancelled.is_set))
 
     registry.freeze()
     try:
-        # One pulls, the other waits for it.
+        # One thread pulls the image, the other waits for that pull.
         threads = [threading.Thread(target=pull) for _ in range(2)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: len(said) >= 2)
+        wait_until(lambda: len(reasons) >= 2)
         cancelled.set()
         for thread in threads:
             thread.join(5)
@@ -114,12 +114,12 @@ def test_an_engine_that_dies_during_a_pull_is_unavailable(
     node = new_docker_node()
     runtime = runtime_on(node)
     image = registry.add_image("pulled/broken")
-    said: list[Reason] = []
+    reasons: list[Reason] = []
     raised: list[RuntimeUnavailable] = []
 
     def pull() -> None:
         try:
-            pull_and_start(runtime, assignment(image=image), said.append, lambda: False)
+            pull_and_start(runtime, assignment(image=image), reasons.append, lambda: False)
         except RuntimeUnavailable as error:
             raised.append(error)
 
@@ -127,7 +127,7 @@ def test_an_engine_that_dies_during_a_pull_is_unavailable(
     try:
         puller = threading.Thread(target=pull)
         puller.start()
-        wait_until(lambda: said)
+        wait_until(lambda: reasons)
         node.kill()
         puller.join(10)
     finally:

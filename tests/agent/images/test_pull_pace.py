@@ -1,4 +1,4 @@
-"""Timeouts of pulls, and which pull yields."""
+"""Timeouts of pulls, and which pulls yield to others."""
 
 from contextlib import ExitStack
 
@@ -83,18 +83,22 @@ def test_lines_about_the_whole_image_are_not_layers() -> None:
     assert layers.left == []
 
 
-def yields(layers: LayerStates, among: dict[str, LayerStates], within_s: int) -> bool:
-    """Return whether a pull of `attacker` is aborted in this time if no pull makes progress."""
+def yields(layers: LayerStates, others: dict[str, LayerStates], within_s: int) -> bool:
+    """Return whether a pull with these layers is aborted in this time if no pull makes progress.
+
+    Args:
+        others: the layers of other pulls, by project.
+    """
     running_pulls = RunningPulls(PullTimeouts(1000, 1000))
     with ExitStack() as running:
-        others = {name: running.enter_context(running_pulls.add(name)) for name in among}
-        puller = running.enter_context(running_pulls.add("attacker"))
+        other_pulls = {name: running.enter_context(running_pulls.add(name)) for name in others}
+        pull = running.enter_context(running_pulls.add("attacker"))
         for second in range(within_s + 1):
-            now = puller.deadline._began + second
-            for name, standing in among.items():
-                running_pulls.check(others[name], standing, name, now)
+            now = pull.deadline._began + second
+            for name, other_layers in others.items():
+                running_pulls.check(other_pulls[name], other_layers, name, now)
             try:
-                running_pulls.check(puller, layers, "x", now)
+                running_pulls.check(pull, layers, "x", now)
             except StartDelayed as delay:
                 assert delay.reason.code == "pulling_image"
                 return True
@@ -119,12 +123,12 @@ def test_a_pull_does_not_yield_without_a_starved_pull() -> None:
 def test_a_fast_pull_does_not_yield() -> None:
     running_pulls = RunningPulls(PullTimeouts(1000, 1000))
     fast, starving = states(a=SLOW), states(x=WAITING)
-    with running_pulls.add("other") as waits, running_pulls.add("fast") as runs:
+    with running_pulls.add("other") as starved_pull, running_pulls.add("fast") as fast_pull:
         for second in range(100):
-            now = runs.deadline._began + second
+            now = fast_pull.deadline._began + second
             fast.update("a", "Downloading", {"current": second * 2 * MIB})
-            running_pulls.check(waits, starving, "x", now)
-            running_pulls.check(runs, fast, "a", now)
+            running_pulls.check(starved_pull, starving, "x", now)
+            running_pulls.check(fast_pull, fast, "a", now)
 
 
 def test_a_downloading_pull_is_aborted_before_a_starved_one() -> None:
@@ -137,15 +141,15 @@ def test_a_downloading_pull_is_aborted_before_a_starved_one() -> None:
         pytest.raises(StartDelayed, match="pulling the slow one"),
     ):
         for passed in range(100):
-            now = third.deadline._began + passed  # the last to start
+            now = third.deadline._began + passed  # the third pull was the last to begin
             running_pulls.check(first, starving, "1", now)
             running_pulls.check(third, starving, "3", now)
             running_pulls.check(second, slow, "the slow one", now)
 
 
-def test_a_pull_without_progress_is_rejected() -> None:
+def test_a_start_whose_pull_makes_no_progress_is_rejected() -> None:
     running_pulls = RunningPulls(PullTimeouts(5, 1000))
-    with running_pulls.add("a") as puller, pytest.raises(StartRefused) as caught:
+    with running_pulls.add("a") as pull, pytest.raises(StartRefused) as caught:
         for passed in range(10):
-            running_pulls.check(puller, states(a=SLOW), "r.example.com/x:1", puller.deadline._began + passed)
+            running_pulls.check(pull, states(a=SLOW), "r.example.com/x:1", pull.deadline._began + passed)
     assert caught.value.reason.code == "image_pull_timeout"

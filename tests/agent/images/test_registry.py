@@ -25,7 +25,7 @@ NewRuntime = Callable[[], DockerRuntime]
 
 @pytest.fixture
 def new_runtime(node: DockerNode, tmp_path: Path) -> Iterator[NewRuntime]:
-    """Creates runtimes of one agent, which saves its state in the test's folder; each is a restart."""
+    """Creates runtimes of one agent, as if it restarted: they share the state in the test's folder."""
     made: list[DockerRuntime] = []
 
     def new() -> DockerRuntime:
@@ -43,11 +43,11 @@ def runtime(new_runtime: NewRuntime) -> DockerRuntime:
 
 
 def assign(image: str, user: str | None = None, password: str | None = None, **fields: Any) -> Assignment:
-    """Return an assignment of this image, with these credentials of its registry."""
+    """Return an assignment of this image with a user's credentials; without `password`, the correct one."""
     if user is not None:
         server = image.split("/", maxsplit=1)[0]
-        known = password or PASSWORDS[user]
-        fields["registry"] = {"server": server, "username": user, "password": known}
+        sent = password or PASSWORDS[user]
+        fields["registry"] = {"server": server, "username": user, "password": sent}
     return with_more(assignment(image=image), **fields)
 
 
@@ -100,7 +100,7 @@ def test_wrong_credentials_are_rejected_and_not_quoted(
 def test_credentials_are_not_sent_to_another_registry(
     runtime: DockerRuntime, private_registry: Registry, registry: Registry
 ) -> None:
-    """Otherwise its owner would get the password."""
+    """Otherwise the owner of that registry would get the password."""
     image = private_registry.add_image("private/elsewhere", extra_layers=1)
     credentials = {"server": registry.name, "username": "alice", "password": PASSWORDS["alice"]}
     assert refusal_of(runtime, assign(image, registry=credentials)).code == "image_access_denied"
@@ -235,13 +235,13 @@ def test_an_image_of_an_aborted_pull_is_private(
     private_registry.freeze()
     try:
         pull.start()
-        memory = tmp_path / "private_images"
-        wait_until(lambda: memory.exists() and repository in memory.read_text())
+        saved = tmp_path / "private_images"
+        wait_until(lambda: saved.exists() and repository in saved.read_text())
         aborted.set()
         pull.join()
     finally:
         private_registry.thaw()
-    # The engine completes the pull.
+    # As if the engine had completed the pull.
     auth = {"username": "alice", "password": PASSWORDS["alice"]}
     node.client.api.pull(repository, tag="1", auth_config=auth)
     later = new_runtime()

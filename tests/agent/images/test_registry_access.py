@@ -13,7 +13,7 @@ IMAGE = ImageName.parse("registry.example.com/team/image:1")
 
 
 @pytest.mark.parametrize(
-    ("registry", "given"),
+    ("registry", "sent"),
     [
         ("registry.example.com", True),
         ("registry.example.com:5000", False),
@@ -22,13 +22,13 @@ IMAGE = ImageName.parse("registry.example.com/team/image:1")
         ("docker.io", False),
     ],
 )
-def test_credentials_are_sent_to_their_own_registry_only(registry: str, given: bool) -> None:
+def test_credentials_are_sent_to_their_own_registry_only(registry: str, sent: bool) -> None:
     credentials = {"server": "registry.example.com", "username": "ci", "password": "swordfish"}
-    wanted = Wanted.by(with_more(assignment(image=str(IMAGE)), registry=credentials))
-    assert (wanted.credentials_for(registry) is not None) is given
+    wanted = Wanted.of(with_more(assignment(image=str(IMAGE)), registry=credentials))
+    assert (wanted.credentials_for(registry) is not None) is sent
 
 
 def test_without_credentials_the_header_is_empty() -> None:
-    """Sent explicitly: without the header, Docker might use the operator's credentials."""
-    shown = headers(IMAGE, None)["X-Registry-Auth"]
-    assert json.loads(base64.urlsafe_b64decode(shown)) == {}
+    """It is sent nevertheless: without the header, Docker might use the operator's credentials."""
+    header = headers(IMAGE, None)["X-Registry-Auth"]
+    assert json.loads(base64.urlsafe_b64decode(header)) == {}

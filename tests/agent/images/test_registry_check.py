@@ -1,4 +1,4 @@
-"""R25: the addresses that registry names and registries' answers make the Docker daemon connect to."""
+"""R25: neither a registry's name nor its answer makes the Docker daemon connect to internal addresses."""
 
 import socket
 import ssl
@@ -83,7 +83,7 @@ def test_a_registrys_answer_is_not_quoted(node: DockerNode, runtime: DockerRunti
             given = assignment(image=f"127.0.0.1:{port}/containers/json:1")
             reason = refusal_of(runtime, with_more(given, local_images=local_images))
             assert CANARY not in reason.message
-    assert requests.exists()  # an admin has allowed this registry
+    assert requests.exists()  # `assignment` has `registry_listed`, so the daemon has connected
 
 
 # --- the check alone
@@ -180,7 +180,7 @@ def answering(certificate: Path, chunks: list[bytes], *, then_silent: bool = Fal
     """A TLS server on loopback that sends this to the first client."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    over = threading.Event()
+    done = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -193,18 +193,18 @@ def answering(certificate: Path, chunks: list[bytes], *, then_silent: bool = Fal
                 except OSError:
                     return  # the client has disconnected
                 if then_silent:
-                    over.wait(30)
+                    done.wait(30)
 
         thread = threading.Thread(target=serve)
         thread.start()
         try:
             yield listener.getsockname()[1]
         finally:
-            over.set()
+            done.set()
             thread.join(30)
 
 
-def asked(port: int, within_s: float = 5.0) -> list[str]:
+def challenges_at(port: int, within_s: float = 5.0) -> list[str]:
     return list(challenges("registry.example.com", port, [ip_address("127.0.0.1")], within_s))
 
 
@@ -214,18 +214,18 @@ def test_challenges_are_read_and_redirects_are_not_followed(certificate: Path) -
         b'WWW-Authenticate: Bearer realm="https://a.example.com/"\r\nwww-authenticate: Basic\r\n\r\n'
     )
     with answering(certificate, [head]) as port:
-        assert asked(port) == ['Bearer realm="https://a.example.com/"', "Basic"]
+        assert challenges_at(port) == ['Bearer realm="https://a.example.com/"', "Basic"]
 
 
 def test_a_silent_registry_times_out(certificate: Path) -> None:
     with answering(certificate, [], then_silent=True) as port, pytest.raises(OSError, match="time"):
-        asked(port, 0.5)
+        challenges_at(port, 0.5)
 
 
 def test_endless_headers_are_rejected(certificate: Path) -> None:
     chunks = [b"HTTP/1.1 401 No\r\n", *[b"X: " + b"x" * 1021 + b"\r\n"] * 4096]
     with answering(certificate, chunks) as port, pytest.raises(HeadersTooLong):
-        asked(port)
+        challenges_at(port)
 
 
 def test_names_are_resolved_by_the_system() -> None:

@@ -15,15 +15,17 @@ from mooring.agent.docker.verify import foreign_devices, mismatch
 from mooring.agent.gpus.reader import NvmlGpuReader
 from mooring.agent.gpus.release import ReleaseGate
 from mooring.agent.main import _minor_of
+from mooring.agent.nvml.types import NvmlSample
 from mooring.agent.simulated.gpus import SimulatedGpuReader
 from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.core.gpu import GpuFacts, Sample, mig_milli
-from mooring.core.simulation import SimulatedFleet, parse_fleets, parse_simulate
+from mooring.core.simulation import SimulatedFleet, parse_fleet, parse_fleets
+from mooring.schemas.agent import Incident
 from tests.agent.agents import agent_with
-from tests.agent.builders import assignment as simulated
+from tests.agent.builders import assignment as simulated_assignment
 from tests.agent.builders import container, decided, exited, pull_and_start, wanted
 from tests.agent.control_planes import TinyControlPlane
-from tests.agent.docker_assignments import assignment, output_of, runtime_on, start
+from tests.agent.docker_assignments import assignment, output_of, runtime_on, start, with_more
 from tests.agent.grants import GPU, MIG_A, MIG_B, with_gpus, with_mig
 from tests.agent.nvml_children import (
     SELDOM,
@@ -42,10 +44,9 @@ from tests.testbed.waiting import wait_until
 
 A: Key = ("a", 1)
 NAME = "NVIDIA H100 80GB HBM3 MIG"
-CUT = (
-    "gpus 2",
-    "set 0 mig 1",
-    f"slice 0 {MIG_A} 9728 {NAME} 1g.10gb",
+ONE_DEVICE = ("gpus 2", "set 0 mig 1", f"slice 0 {MIG_A} 9728 {NAME} 1g.10gb")
+TWO_DEVICES = (
+    *ONE_DEVICE,
     f"slice 0 {MIG_B} 40192 {NAME} 3g.40gb",
     "error nvmlDeviceGetUtilizationRates 3 0",
 )
@@ -60,7 +61,7 @@ CUT = (
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None, "1g.5gb"),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb+me", None, "1g.5gb+me"),
         ("NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb", None, "1c.3g.40gb"),
-        ("MIG 1g.10gb", None, None),  # names of this form are unknown and cannot be requested
+        ("MIG 1g.10gb", None, None),  # not a form of name that NVIDIA uses
         ("", (1, 1), "1g.10gb"),
         ("NVIDIA H100 80GB HBM3", (3, 3), "3g.10gb"),
         ("NVIDIA H100 80GB HBM3", (3, 1), "1c.3g.10gb"),
@@ -70,15 +71,14 @@ CUT = (
 def test_the_profile_is_from_the_name_or_the_slices(
     standin: Standin, name: str, parts: tuple[int, int] | None, profile: str | None
 ) -> None:
-    lines = [f"slice_parts 0 0 {parts[0]} {parts[1]}"] if parts else []
-    gpus = gpus_of(
-        asked_once(standin("gpus 1", "set 0 mig 1", f"slice 0 {MIG_A} 9728 {name}", *lines), "inventory")
-    )
-    assert [device["profile"] for device in gpus[0]["mig_devices"]] == ([profile] if profile else [])
+    slices = [f"slice_parts 0 0 {parts[0]} {parts[1]}"] if parts else []
+    nvml = standin("gpus 1", "set 0 mig 1", f"slice 0 {MIG_A} 9728 {name}", *slices)
+    [gpu] = gpus_of(asked_once(nvml, "inventory"))
+    assert [device["profile"] for device in gpu["mig_devices"]] == ([profile] if profile else [])
 
 
 @pytest.mark.parametrize(
-    ("memory_mib", "card_mib", "profile"),
+    ("memory_mib", "gpu_mib", "profile"),
     [
         (9728, 81_559, "1g.10gb"),
         (4864, 40_536, "1g.5gb"),
@@ -89,12 +89,12 @@ def test_the_profile_is_from_the_name_or_the_slices(
     ],
 )
 def test_the_memory_of_a_profile_is_rounded_like_nvidias_tools(
-    standin: Standin, memory_mib: int, card_mib: int, profile: str
+    standin: Standin, memory_mib: int, gpu_mib: int, profile: str
 ) -> None:
     nvml = standin(
         "gpus 1",
         "set 0 mig 1",
-        f"set 0 memory_mib {card_mib}",
+        f"set 0 memory_mib {gpu_mib}",
         f"slice 0 {MIG_A} {memory_mib} x",
         "slice_parts 0 0 1 1",
     )
@@ -104,36 +104,37 @@ def test_the_memory_of_a_profile_is_rounded_like_nvidias_tools(
 def test_samples_have_the_memory_and_the_processes_of_each_device(standin: Standin) -> None:
     with process() as one, process() as other:
         used = [f"slice_process 0 0 {one} 700", f"slice_process 0 1 {other} 900", "slice_used 0 1 950"]
-        with asking(standin(*CUT, *used)) as ask:
+        with asking(standin(*TWO_DEVICES, *used)) as ask:
             ask("inventory")
-            cut, whole = samples_of(ask("sample"))
-    assert nulls_of(cut) == {"utilization_gpu_pct", "utilization_memory_pct"}
-    assert cut["mig_devices"] == [
+            mig_gpu, whole_gpu = samples_of(ask("sample"))
+    assert nulls_of(mig_gpu) == {"utilization_gpu_pct", "utilization_memory_pct"}
+    assert mig_gpu["mig_devices"] == [
         {"uuid": MIG_A, "memory_used_mib": 0, "memory_total_mib": 9728},
         {"uuid": MIG_B, "memory_used_mib": 950, "memory_total_mib": 40_192},
     ]
-    assert [(each["pid"], each["memory_used_mib"], each["mig_uuid"]) for each in cut["processes"]] == [
+    assert [(each["pid"], each["memory_used_mib"], each["mig_uuid"]) for each in mig_gpu["processes"]] == [
         (one, 700, MIG_A),
         (other, 900, MIG_B),
     ]
-    assert (whole["mig_devices"], whole["processes"]) == ([], [])
+    assert (whole_gpu["mig_devices"], whole_gpu["processes"]) == ([], [])
 
 
 def test_unknown_processes_are_null(standin: Standin) -> None:
     lists = [f"nvmlDeviceGetComputeRunningProcesses_v{version}" for version in (2, 3)]
-    with asking(standin(*CUT, *(f"error {function} 4" for function in lists))) as ask:
+    with asking(standin(*TWO_DEVICES, *(f"error {function} 4" for function in lists))) as ask:
         ask("inventory")
         assert samples_of(ask("sample"))[0]["processes"] is None
 
 
-def test_a_device_with_a_single_failure_is_still_listed(standin: Standin) -> None:
-    nvml = standin(*CUT)
+def test_unreadable_devices_are_still_listed_and_removed_ones_are_not(standin: Standin) -> None:
+    nvml = standin(*TWO_DEVICES)
     with asking(nvml) as ask:
         before = gpus_of(ask("inventory"))[0]["mig_devices"]
-        nvml.write(*CUT, "error nvmlDeviceGetMigDeviceHandleByIndex 999", "set 1 limit_mw 1000")
-        shown = asked_until(ask, "inventory", lambda it: gpus_of(it)[1]["power_limit_w"] == 1)
-        assert gpus_of(shown)[0]["mig_devices"] == before
-        nvml.write(*CUT[:3])
+        # The power limit shows when the new configuration is in effect.
+        nvml.write(*TWO_DEVICES, "error nvmlDeviceGetMigDeviceHandleByIndex 999", "set 1 limit_mw 1000")
+        answer = asked_until(ask, "inventory", lambda it: gpus_of(it)[1]["power_limit_w"] == 1)
+        assert gpus_of(answer)[0]["mig_devices"] == before
+        nvml.write(*ONE_DEVICE)
         asked_until(
             ask, "inventory", lambda it: [one["uuid"] for one in gpus_of(it)[0]["mig_devices"]] == [MIG_A]
         )
@@ -162,7 +163,7 @@ def test_devices_are_requested_by_uuid() -> None:
     assert physical_gpu(devices, MIG_B) == GPU
 
 
-def test_devices_are_requested_by_cdi_if_it_lists_all() -> None:
+def test_devices_are_requested_by_cdi_if_it_offers_all_of_them() -> None:
     [request] = device_requests(devices_of(ONE).gpu_uuids, CDI)
     assert (request["Driver"], request["DeviceIDs"]) == ("cdi", [f"nvidia.com/gpu={MIG_A}"])
     assert "NVIDIA_VISIBLE_DEVICES=void" in environment(ONE, Image("1", None), CDI)
@@ -186,7 +187,7 @@ def test_a_real_container_has_the_device_and_is_adopted(node: DockerNode, runtim
 
 
 def test_the_gpu_seen_inside_is_the_parent_of_the_device(standin: Standin) -> None:
-    nvml = standin(*CUT, "set 0 minor 4")
+    nvml = standin(*TWO_DEVICES, "set 0 minor 4")
     with closing(NvmlGpuReader(SELDOM, nvml.environment)) as reader:
         assert reader.wait_first(10)
         assert foreign_devices({4}, [MIG_A, MIG_B], lambda uuid: _minor_of(reader, uuid)) is None
@@ -196,18 +197,24 @@ def test_the_gpu_seen_inside_is_the_parent_of_the_device(standin: Standin) -> No
 # --- exclusive claims
 
 
-def started(*things: Any) -> set[str]:
-    return {one.assignment.instance_id for one in decided(*things).actions if isinstance(one, Start)}
+def started(*items: Any) -> set[str]:
+    """Return the instances that a plan for this node starts."""
+    actions = decided(*items).actions
+    return {action.assignment.instance_id for action in actions if isinstance(action, Start)}
 
 
 def test_a_gpu_and_a_device_of_it_are_never_both_allocated() -> None:
-    on_it = container("c", gpu_uuids=(MIG_A,), parent_gpus=(GPU,))
-    assert started(with_gpus(wanted("a"), GPU), on_it) == set()
+    on_device = container("c", gpu_uuids=(MIG_A,), parent_gpus=(GPU,))
+    assert started(with_gpus(wanted("a"), GPU), on_device) == set()
     assert started(with_mig(wanted("a"), MIG_A), container("c", gpu_uuids=(GPU,))) == set()
-    assert started(with_mig(wanted("a"), MIG_A), on_it) == set()
-    assert started(with_mig(wanted("a"), MIG_B), on_it) == {"a"}
-    strangers = with_mig(wanted("a").model_copy(update={"project_id": "prj_2"}), MIG_B)
-    assert started(strangers, on_it) == {"a"}
+    assert started(with_mig(wanted("a"), MIG_A), on_device) == set()
+
+
+@pytest.mark.parametrize("project_id", ["prj_1", "prj_2"])
+def test_devices_of_one_gpu_are_allocated_to_any_projects(project_id: str) -> None:
+    on_device = container("c", gpu_uuids=(MIG_A,), parent_gpus=(GPU,), project_id="prj_1")
+    other_device = with_mig(with_more(wanted("a"), project_id=project_id), MIG_B)
+    assert started(other_device, on_device) == {"a"}
 
 
 # --- release
@@ -217,7 +224,7 @@ ENDED = exited("a", gpu_uuids=(MIG_A,), parent_gpus=(GPU,))
 
 @pytest.fixture
 def nvml(tmp_path: Path) -> NvmlStandin:
-    return NvmlStandin(tmp_path, *CUT)
+    return NvmlStandin(tmp_path, *TWO_DEVICES)
 
 
 def test_other_devices_do_not_delay_a_release(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:
@@ -226,9 +233,16 @@ def test_other_devices_do_not_delay_a_release(nvml: NvmlStandin, reader: NvmlGpu
     gate.note_start([MIG_A])
     with process() as neighbour:
         nvml.write(
-            *CUT, "set 0 used_mib 40000", "slice_used 0 1 30000", f"slice_process 0 1 {neighbour} 30000"
+            *TWO_DEVICES,
+            "set 0 used_mib 40000",
+            "slice_used 0 1 30000",
+            f"slice_process 0 1 {neighbour} 30000",
         )
         assert gate.wait(ENDED, [MIG_A]) == {}
+
+
+def fresh_sample(reader: NvmlGpuReader) -> NvmlSample:
+    return (reader.fresh(5) or reader.latest()).samples[0]
 
 
 def test_a_process_on_a_device_delays_its_release(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:
@@ -236,15 +250,16 @@ def test_a_process_on_a_device_delays_its_release(nvml: NvmlStandin, reader: Nvm
     gate.learn(reader.latest(), in_use=())
     gate.note_start([MIG_A])
     with process() as left:
-        nvml.write(*CUT, f"slice_process 0 0 {left} 100")
-        wait_until(lambda: (reader.fresh(5) or reader.latest()).samples[0]["processes"])
+        nvml.write(*TWO_DEVICES, f"slice_process 0 0 {left} 100")
+        wait_until(lambda: fresh_sample(reader)["processes"])
         assert f"{left} (" in gate.wait(ENDED, [MIG_A])[MIG_A]
+
+
+def test_memory_in_use_on_a_device_delays_its_release(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:
     gate = ReleaseGate(reader, lambda _: None, within_s=0.3)
-    nvml.write(*CUT)
-    wait_until(lambda: not (reader.fresh(5) or reader.latest()).samples[0]["processes"])
     gate.learn(reader.latest(), in_use=[MIG_B])
-    nvml.write(*CUT, "slice_used 0 0 5000")
-    wait_until(lambda: (reader.fresh(5) or reader.latest()).samples[0]["mig_devices"][0]["memory_used_mib"])
+    nvml.write(*TWO_DEVICES, "slice_used 0 0 5000")
+    wait_until(lambda: fresh_sample(reader)["mig_devices"][0]["memory_used_mib"])
     assert "5000 MiB of its memory" in gate.wait(ENDED, [MIG_A])[MIG_A]
 
 
@@ -257,21 +272,21 @@ def test_the_release_of_a_device_does_not_wait_for_its_gpu() -> None:
 def test_the_incident_of_a_device_names_its_gpu(
     nvml: NvmlStandin, reader: NvmlGpuReader, tmp_path: Path
 ) -> None:
-    """Incidents concern GPUs; a quarantined GPU's devices are not allocated."""
-    asked = with_mig(simulated(), MIG_A)
+    """A quarantine concerns the GPU: none of its devices is allocated until it is cleared."""
+    assigned = with_mig(simulated_assignment(), MIG_A)
     with (
         process() as left,
         agent_with(SimulatedRuntime(start_s=0), reader, lambda _: None, tmp_path) as server,
     ):
-        server.wants(asked)
-        wait_until(lambda: server.phase(asked) == "running")
-        nvml.write(*CUT, f"slice_process 0 0 {left} 100")
-        server.wants(asked.model_copy(update={"want": "stopped", "may_start": False}))
-        wait_until(lambda: server.phase(asked) == "exited")
+        server.wants(assigned)
+        wait_until(lambda: server.phase(assigned) == "running")
+        nvml.write(*TWO_DEVICES, f"slice_process 0 0 {left} 100")
+        server.wants(assigned.model_copy(update={"want": "stopped", "may_start": False}))
+        wait_until(lambda: server.phase(assigned) == "exited")
         assert {incident.uuid for incident in incidents(server)} == {GPU}
 
 
-def incidents(server: TinyControlPlane) -> list[Any]:
+def incidents(server: TinyControlPlane) -> list[Incident]:
     return [incident for _, report in server.reports for incident in report.incidents]
 
 
@@ -290,12 +305,12 @@ def incidents(server: TinyControlPlane) -> list[Any]:
     ],
 )
 def test_simulated_fleets_with_mig(text: str, fleet: SimulatedFleet) -> None:
-    assert parse_simulate(text) == fleet
+    assert parse_fleet(text) == fleet
     assert parse_fleets(f"2x8xH100,{text}") == (SimulatedFleet(2, 8, "H100"), fleet)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("1x1xA100:", "is neither mps nor mig="),
         ("1x1xA100:fast", "is neither mps nor mig="),
@@ -306,12 +321,12 @@ def test_simulated_fleets_with_mig(text: str, fleet: SimulatedFleet) -> None:
         ("1x1xA100:mig=1g.80gb+1g.20gb", "more than a GPU has"),
     ],
 )
-def test_invalid_simulated_fleets(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        parse_simulate(text)
+def test_invalid_simulated_fleets(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_fleet(text)
 
 
-def test_a_simulated_device_is_busy_with_its_own_instance() -> None:
+def test_a_simulated_device_is_busy_with_its_own_instance_only() -> None:
     runtime = SimulatedRuntime(start_s=0, mps=True)
     reader = SimulatedGpuReader("n", 2, "A100", users=runtime.gpu_users, mig=("3g.40gb", "1g.10gb"))
     gpus = [GpuFacts.model_validate(gpu, extra="forbid") for gpu in reader.latest().inventory or ()]
@@ -319,7 +334,7 @@ def test_a_simulated_device_is_busy_with_its_own_instance() -> None:
     assert len({one.uuid for gpu in gpus for one in gpu.mig_devices}) == 4
     assert {gpu.mig_mode for gpu in gpus} == {"enabled"}
     small = gpus[1].mig_devices[1].uuid
-    made = pull_and_start(runtime, with_mig(simulated(), small, gpu=gpus[1].uuid))
+    made = pull_and_start(runtime, with_mig(simulated_assignment(), small, gpu=gpus[1].uuid))
     assert made is not None and made.parent_gpus == (gpus[1].uuid,)
     idle, busy = (Sample.model_validate(one, extra="forbid") for one in reader.latest().samples)
     assert (idle.processes, idle.memory_used_mib, idle.utilization_gpu_pct) == ([], 0, None)

@@ -29,7 +29,7 @@ PROCESSES = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRu
 
 
 def _nulls_become(ask: Ask, index: int, expected: set[str]) -> None:
-    """Assert that only these values are null, and other GPUs' samples are complete."""
+    """Wait until exactly these values of GPU `index` are null; the samples of other GPUs are complete."""
     answer = asked_until(
         ask, "sample", lambda it: it["error"] is None and nulls_of(samples_of(it)[index]) == expected
     )
@@ -74,23 +74,33 @@ def test_a_transient_error_is_null_once(standin: Standin, code: int) -> None:
 @pytest.mark.parametrize("code", UNSUPPORTED)
 def test_an_unsupported_value_is_null_and_not_read_again(standin: Standin, code: int) -> None:
     nvml = standin("gpus 2")
-    gone: set[str] = set()
+    nulls: set[str] = set()
     with asking(nvml) as ask:
         for function, fields in SAMPLED.items():
             older = [f"error {OLDER[function]} {code} 1"] if function in OLDER else []
             nvml.write("gpus 2", f"error {function} {code} 1", *older)
-            gone |= fields
-            _nulls_become(ask, 1, gone)
+            nulls |= fields
+            _nulls_become(ask, 1, nulls)
         nvml.write("gpus 2", "set 0 util 99")
         answer = asked_until(ask, "sample", lambda it: samples_of(it)[0]["utilization_gpu_pct"] == 99)
-        assert nulls_of(samples_of(answer)[1]) == gone
+        assert nulls_of(samples_of(answer)[1]) == nulls
+
+
+def test_an_unsupported_value_is_null_while_another_one_has_a_transient_error(standin: Standin) -> None:
+    transient = f"error nvmlDeviceGetUtilizationRates {PASSING[0]} 1"
+    unsupported = f"error nvmlDeviceGetTotalEnergyConsumption {UNSUPPORTED[0]} 1"
+    nvml = standin("gpus 2", transient, unsupported)
+    with asking(nvml) as ask:
+        _nulls_become(ask, 1, {"utilization_gpu_pct", "utilization_memory_pct", "energy_j"})
+        nvml.write("gpus 2", unsupported)
+        _nulls_become(ask, 1, {"energy_j"})
 
 
 @pytest.mark.parametrize("code", UNSUPPORTED)
 def test_older_functions_are_the_fallback(standin: Standin, code: int) -> None:
-    lines = [f"error {function} {code}" for function in (*OLDER, *PROCESSES)]
+    errors = [f"error {function} {code}" for function in (*OLDER, *PROCESSES)]
     pid = os.getpid()
-    with asking(standin("gpus 1", f"process 0 compute {pid} 7", *lines)) as ask:
+    with asking(standin("gpus 1", f"process 0 compute {pid} 7", *errors)) as ask:
         for _ in range(2):
             sample = samples_of(ask("sample"))[0]
             assert not nulls_of(sample)
@@ -99,10 +109,10 @@ def test_older_functions_are_the_fallback(standin: Standin, code: int) -> None:
         assert gpus_of(ask("inventory"))[0]["memory_mib"] == 81559
 
 
-def test_an_old_driver_without_new_symbols(standin: Standin) -> None:
-    lacking = [*OLDER, *PROCESSES, "nvmlDeviceGetMigMode", "nvmlDeviceGetTotalEnergyConsumption"]
-    lacking += ["nvmlDeviceGetFieldValues", "nvmlEventSetWait_v2", "nvmlDeviceGetMemoryAffinity"]
-    with asking(standin("gpus 2", f"process 1 compute {os.getpid()} 7", without=lacking)) as ask:
+def test_an_old_library_without_new_functions_is_read(standin: Standin) -> None:
+    missing = [*OLDER, *PROCESSES, "nvmlDeviceGetMigMode", "nvmlDeviceGetTotalEnergyConsumption"]
+    missing += ["nvmlDeviceGetFieldValues", "nvmlEventSetWait_v2", "nvmlDeviceGetMemoryAffinity"]
+    with asking(standin("gpus 2", f"process 1 compute {os.getpid()} 7", without=missing)) as ask:
         gpus = gpus_of(ask("inventory"))
         assert [(gpu["memory_mib"], gpu["mig_mode"]) for gpu in gpus] == [(81559, None)] * 2
         samples = samples_of(ask("sample"))
@@ -110,26 +120,29 @@ def test_an_old_driver_without_new_symbols(standin: Standin) -> None:
         assert [process["pid"] for process in samples[1]["processes"]] == [os.getpid()]
 
 
-def test_a_library_without_any_process_list(standin: Standin) -> None:
-    lacking = [name.replace("_v3", version) for name in PROCESSES for version in ("_v2", "_v3")]
-    assert nulls_of(samples_of(asked_once(standin("gpus 1", without=lacking), "sample"))[0]) == {"processes"}
+def test_without_any_process_list_only_the_processes_are_null(standin: Standin) -> None:
+    missing = [name.replace("_v3", version) for name in PROCESSES for version in ("_v2", "_v3")]
+    [sample] = samples_of(asked_once(standin("gpus 1", without=missing), "sample"))
+    assert nulls_of(sample) == {"processes"}
 
 
 @pytest.mark.parametrize(("number", "code"), GPU_FAULTS.items())
-def test_a_gpu_lost_in_a_sample_does_not_hide_others(standin: Standin, number: int, code: str) -> None:
+def test_a_gpu_with_a_fault_has_a_null_sample_and_others_are_read(
+    standin: Standin, number: int, code: str
+) -> None:
     nvml = standin("gpus 3")
     with asking(nvml) as ask:
         for function in (*SAMPLED, *PROCESSES):
             nvml.write("gpus 3", f"error {function} {number} 1")
             answer = asked_until(ask, "sample", lambda it: it["answer"]["faults"])
             assert answer["answer"]["faults"] == {uuid_of(1): code}
-            nulls = [len(nulls_of(sample)) for sample in samples_of(answer)]
-            assert nulls == [0, 12, 0]
+            null_counts = [len(nulls_of(sample)) for sample in samples_of(answer)]
+            assert null_counts == [0, 12, 0]
             nvml.write("gpus 3")
             asked_until(ask, "sample", lambda it: not it["answer"]["faults"])
 
 
-def test_the_inventory_has_the_faults_of_samples(standin: Standin) -> None:
+def test_the_inventory_has_the_faults_of_the_last_samples(standin: Standin) -> None:
     with asking(standin("gpus 2", "error nvmlDeviceGetPowerUsage 15 1")) as ask:
         ask("sample")
         assert [gpu["fault"] for gpu in gpus_of(ask("inventory"))] == [None, "gpu_lost"]
@@ -141,16 +154,16 @@ def test_the_inventory_has_the_faults_of_samples(standin: Standin) -> None:
 def test_existing_processes_are_listed_once(standin: Standin) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    me, parent = os.getpid(), os.getppid()
+    own, parent = os.getpid(), os.getppid()
     nvml = standin(
         "gpus 1",
-        *[f"process 0 compute {pid} 100" for pid in (me, 0, -1, ended.pid, 2_000_000_000)],
-        f"process 0 graphics {me} 100",
+        *[f"process 0 compute {pid} 100" for pid in (own, 0, -1, ended.pid, 2_000_000_000)],
+        f"process 0 graphics {own} 100",
         f"process 0 graphics {parent} -1",
-        f"process_name {me} /usr/bin/py\\xff",
+        f"process_name {own} /usr/bin/py\\xff",
     )
     assert samples_of(asked_once(nvml, "sample"))[0]["processes"] == [
-        {"pid": me, "name": "/usr/bin/py�", "memory_used_mib": 100, "mig_uuid": None},
+        {"pid": own, "name": "/usr/bin/py�", "memory_used_mib": 100, "mig_uuid": None},
         {"pid": parent, "name": None, "memory_used_mib": None, "mig_uuid": None},
     ]
 

@@ -23,7 +23,8 @@ from tests.agent.nvml_children import (
 )
 from tests.testbed.nvml.standin import uuid_of
 
-INVENTORIED: dict[str, dict[str, Any]] = {
+# The facts of a GPU that a failure of each call changes, with their values without it.
+DEFAULTS: dict[str, dict[str, Any]] = {
     "nvmlDeviceGetName": {"model": "unknown"},
     "nvmlDeviceGetMinorNumber": {"minor_number": None},
     "nvmlDeviceGetPciInfo_v3": {"pci_bus_id": None},
@@ -38,12 +39,13 @@ INVENTORIED: dict[str, dict[str, Any]] = {
     "nvmlDeviceGetNvLinkRemoteDeviceType": {},
     "nvmlDeviceGetNvLinkRemotePciInfo_v2": {},
 }
-# The remote ends of links are read once per process; these functions are called each time.
-EVERY_TIME = {name for name in INVENTORIED if "NvLinkRemote" not in name}
-LASTING = {
+# The calls of each inventory: the remote ends of links are read once per process.
+EVERY_TIME = {name for name in DEFAULTS if "NvLinkRemote" not in name}
+# After a failure of these calls, the values of an earlier inventory are used.
+REMEMBERED = {
     name
-    for name, lost in INVENTORIED.items()
-    if not lost.keys() & {"power_limit_w", "recovery_action", "topology", "nvlink_peers"}
+    for name, defaults in DEFAULTS.items()
+    if not defaults.keys() & {"power_limit_w", "recovery_action", "topology", "nvlink_peers"}
 }
 INIT_FAULTS = NODE_FAULTS | {
     4: "no_permission",
@@ -58,8 +60,8 @@ INIT_FAULTS = NODE_FAULTS | {
 LINKS = ("nvlink 0 0 1", "nvlink 0 1 1", "nvlink 1 0 0", "nvlink 1 1 0", "nvlink 1 2 2", "nvlink 2 0 1")
 
 
-def _without_peers(gpu: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts without the links to other GPUs."""
+def _without_links(gpu: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts without those about pairs of GPUs, which a failure of either GPU changes."""
     return {name: value for name, value in gpu.items() if name not in {"nvlink_peers", "topology"}}
 
 
@@ -99,19 +101,19 @@ def test_gpus_behind_switches_have_the_smaller_link_count(standin: Standin) -> N
     assert gpus[0]["nvlink_peers"] == [{"uuid": uuid_of(1), "links": 18}, {"uuid": uuid_of(2), "links": 17}]
 
 
-@pytest.mark.parametrize(("cuda", "said"), [(12080, "12.8"), (13000, "13.0"), (11070, "11.7")])
-def test_the_cuda_version(standin: Standin, cuda: int, said: str) -> None:
-    assert asked_once(standin("gpus 0", f"cuda {cuda}"), "inventory")["answer"]["cuda_version"] == said
+@pytest.mark.parametrize(("number", "version"), [(12080, "12.8"), (13000, "13.0"), (11070, "11.7")])
+def test_the_cuda_version(standin: Standin, number: int, version: str) -> None:
+    assert asked_once(standin("gpus 0", f"cuda {number}"), "inventory")["answer"]["cuda_version"] == version
 
 
 @pytest.mark.parametrize("code", [*UNSUPPORTED, 4, 999])
-def test_a_missing_fact_of_one_gpu_is_null(standin: Standin, code: int) -> None:
-    whole = gpus_of(asked_once(standin("gpus 3", *LINKS), "inventory"))
-    for function, lost in INVENTORIED.items():
-        answer = asked_once(standin("gpus 3", *LINKS, f"error {function} {code} 1"), "inventory")
-        expected = [whole[0], {**whole[1], **lost}, whole[2]]
-        assert [_without_peers(gpu) for gpu in gpus_of(answer)] == [_without_peers(gpu) for gpu in expected]
-        assert gpus_of(answer)[1] | lost == gpus_of(answer)[1]
+def test_a_failed_call_changes_only_its_facts_of_its_gpu(standin: Standin, code: int) -> None:
+    complete = gpus_of(asked_once(standin("gpus 3", *LINKS), "inventory"))
+    for function, defaults in DEFAULTS.items():
+        gpus = gpus_of(asked_once(standin("gpus 3", *LINKS, f"error {function} {code} 1"), "inventory"))
+        expected = [complete[0], {**complete[1], **defaults}, complete[2]]
+        assert [_without_links(gpu) for gpu in gpus] == [_without_links(gpu) for gpu in expected]
+        assert {name: gpus[1][name] for name in defaults} == defaults
 
 
 def test_unsupported_calls_of_a_gpu_are_not_repeated(standin: Standin) -> None:
@@ -124,7 +126,7 @@ def test_unsupported_calls_of_a_gpu_are_not_repeated(standin: Standin) -> None:
 
 
 @pytest.mark.parametrize("code", [3, 999])
-def test_a_gpu_of_unknown_memory_is_unreadable(standin: Standin, code: int) -> None:
+def test_a_gpu_with_unknown_memory_size_is_unreadable(standin: Standin, code: int) -> None:
     calls = ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo")
     answer = asked_once(standin("gpus 2", *[f"error {call} {code} 1" for call in calls]), "inventory")
     assert [gpu["index"] for gpu in gpus_of(answer)] == [0]
@@ -134,13 +136,14 @@ def test_a_gpu_of_unknown_memory_is_unreadable(standin: Standin, code: int) -> N
 def test_a_known_fact_survives_a_single_failure(standin: Standin) -> None:
     nvml = standin("gpus 2")
     with asking(nvml) as ask:
-        whole = ask("inventory")
-        for function in LASTING:
+        before = ask("inventory")
+        for function in REMEMBERED:
+            # The power limit of the other GPU shows when the error is in effect.
             nvml.write("gpus 2", f"error {function} 999 1", "set 0 limit_mw 1000")
-            limited = asked_until(ask, "inventory", lambda it: gpus_of(it)[0]["power_limit_w"] == 1)
-            assert gpus_of(limited)[1] == gpus_of(whole)[1]
+            answer = asked_until(ask, "inventory", lambda it: gpus_of(it)[0]["power_limit_w"] == 1)
+            assert gpus_of(answer)[1] == gpus_of(before)[1]
             nvml.write("gpus 2")
-            asked_until(ask, "inventory", lambda it: it == whole)
+            asked_until(ask, "inventory", lambda it: it == before)
 
 
 @pytest.mark.parametrize(("number", "code"), GPU_FAULTS.items())
@@ -149,14 +152,14 @@ def test_a_gpu_with_a_fault_is_reported_and_the_others_are_read(
 ) -> None:
     nvml = standin("gpus 3", *LINKS)
     with asking(nvml) as ask:
-        whole = ask("inventory")
+        before = ask("inventory")
         for function in EVERY_TIME - {"nvmlDeviceGetTopologyCommonAncestor"}:  # its error names no GPU
             nvml.write("gpus 3", *LINKS, f"error {function} {number} 1")
             answer = asked_until(ask, "inventory", lambda it: it["answer"]["unreadable"])
             assert answer["answer"]["unreadable"] == [{"index": 1, "uuid": uuid_of(1), "code": code}]
             assert [gpu["index"] for gpu in gpus_of(answer)] == [0, 2]
             nvml.write("gpus 3", *LINKS)
-            asked_until(ask, "inventory", lambda it: it == whole)
+            asked_until(ask, "inventory", lambda it: it == before)
 
 
 @pytest.mark.parametrize(("number", "code"), NODE_FAULTS.items())
@@ -177,7 +180,9 @@ def test_a_fault_of_the_node_is_reported(standin: Standin, number: int, code: st
 
 @pytest.mark.parametrize(("number", "code"), INIT_FAULTS.items())
 @pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
-def test_errors_of_nvmls_start(standin: Standin, function: str, number: int, code: str) -> None:
+def test_an_error_at_the_start_of_nvml_is_one_of_the_node(
+    standin: Standin, function: str, number: int, code: str
+) -> None:
     answer = asked_once(standin("gpus 2", f"error {function} {number}"), "inventory")
     assert answer["answer"] is None
     assert answer["error"]["code"] == code
@@ -247,9 +252,7 @@ def test_pending_memory_repair_is_a_condition_and_not_a_fault(
     assert [(gpu["fault"], gpu["conditions"]) for gpu in gpus] == [(None, []), (None, conditions)]
 
 
-def test_an_unknown_recovery_action_is_not_none(
-    standin: Standin,
-) -> None:
+def test_a_recovery_action_that_cannot_be_read_is_null(standin: Standin) -> None:
     nvml = standin("gpus 1", "error nvmlDeviceGetFieldValues 3")
     assert [gpu["recovery_action"] for gpu in gpus_of(asked_once(nvml, "inventory"))] == [None]
 
@@ -274,7 +277,7 @@ MIG = (
 )
 
 
-def test_slices_are_listed_and_utilization_is_null(standin: Standin) -> None:
+def test_mig_devices_are_listed_and_the_utilization_of_their_gpu_is_null(standin: Standin) -> None:
     with asking(standin(*MIG)) as ask:
         gpus = gpus_of(ask("inventory"))
         assert [gpu["mig_mode"] for gpu in gpus] == ["enabled", "disabled"]
@@ -305,27 +308,27 @@ def test_unsupported_values_are_read_again_after_mig_is_disabled(standin: Standi
 def test_the_mig_mode_survives_a_single_failure(standin: Standin) -> None:
     nvml = standin(*MIG)
     with asking(nvml) as ask:
-        whole = ask("inventory")
+        before = ask("inventory")
         nvml.write(*MIG, "error nvmlDeviceGetMigMode 999", "set 1 limit_mw 1000")
-        after = asked_until(ask, "inventory", lambda it: gpus_of(it)[1]["power_limit_w"] == 1)
-        assert gpus_of(after)[0] == gpus_of(whole)[0]
+        answer = asked_until(ask, "inventory", lambda it: gpus_of(it)[1]["power_limit_w"] == 1)
+        assert gpus_of(answer)[0] == gpus_of(before)[0]
 
 
 # Events
 
 
 def _events(ask: Ask, kinds: int) -> list[dict[str, Any]]:
-    """Return events, once this many kinds have arrived, with their total counts."""
+    """Take samples until events of this many kinds have arrived. Return one per kind, with its total."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
 
-    def enough(answer: dict[str, Any]) -> bool:
+    def are_all_found(answer: dict[str, Any]) -> bool:
         for event in answer["answer"]["events"]:
             kind = event["uuid"], event["code"], *event["mig_uuids"]
             event["count"] += found.get(kind, {"count": 0})["count"]
             found[kind] = event
         return len(found) >= kinds
 
-    asked_until(ask, "sample", enough)
+    asked_until(ask, "sample", are_all_found)
     assert all(event[at].endswith("Z") for event in found.values() for at in ("first_at", "last_at"))
     return list(found.values())
 
@@ -358,16 +361,16 @@ def test_an_xid_is_delivered_once_with_its_gpu(standin: Standin, xid: int) -> No
     ],
 )
 def test_supported_events_are_delivered(standin: Standin, event_type: int, code: str) -> None:
-    nvml = standin("gpus 2", "set 0 events 8")
-    announced = [f"event 0 {event_type} 1", f"event 1 {event_type} 1", "xid 0 31"]
+    only_xids = "set 0 events 8"  # GPU 0 supports only this type, whose events are XIDs
+    nvml = standin("gpus 2", only_xids)
     with asking(nvml) as ask:
         ask("sample")
-        nvml.write("gpus 2", "set 0 events 8", *announced)
+        nvml.write("gpus 2", only_xids, f"event 0 {event_type} 1", f"event 1 {event_type} 1", "xid 0 31")
         assert _event_codes(ask, 2) == [(uuid_of(1), code), (uuid_of(0), "xid_31")]
 
 
 def test_many_application_faults_do_not_hide_hardware_events(standin: Standin) -> None:
-    """Ten thousand faults between two samples: the XIDs before and after them are delivered."""
+    """Ten thousand faults arrive together: the hardware events before and after them are delivered."""
     flood = ["xid 0 79", *(f"xids {index} 31 1250" for index in range(8)), "xid 1 79"]
     nvml = standin("gpus 8")
     with asking(nvml) as ask:
@@ -416,7 +419,7 @@ def test_samples_work_without_events(standin: Standin, call: str, code: int) -> 
 
 
 @pytest.mark.parametrize("code", [15, 999])
-def test_a_failed_wait_is_reported(standin: Standin, code: int) -> None:
+def test_a_failed_wait_for_events_is_reported(standin: Standin, code: int) -> None:
     with asking(standin("gpus 1", f"error nvmlEventSetWait_v2 {code}")) as ask:
         assert samples_of(asked_until(ask, "sample", lambda it: it["answer"]["deaf"]))
 
@@ -450,7 +453,7 @@ def test_the_process_uses_little_memory(standin: Standin) -> None:
         "print({'logging', 'asyncio', 'pydantic', 'dataclasses', 'inspect'} & set(sys.modules))"
     )
     nvml = standin("gpus 8")
-    said = subprocess.check_output([sys.executable, "-c", program], env=nvml.environment, text=True)
-    peak_kib, heavy = said.splitlines()
+    output = subprocess.check_output([sys.executable, "-c", program], env=nvml.environment, text=True)
+    peak_kib, heavy_modules = output.splitlines()
     assert int(peak_kib) < 25 * 1024
-    assert heavy == "set()"
+    assert heavy_modules == "set()"

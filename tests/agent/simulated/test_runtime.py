@@ -1,6 +1,8 @@
 """The simulated engine behaves like Docker, with a clock that the test sets."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -36,16 +38,17 @@ def runtime(clock: Clock) -> SimulatedRuntime:
     return SimulatedRuntime(start_s=0, clock=clock)
 
 
-def start(runtime: SimulatedRuntime, asked: Assignment) -> Container:
-    started = pull_and_start(runtime, asked)
+def start(runtime: SimulatedRuntime, assigned: Assignment) -> Container:
+    started = pull_and_start(runtime, assigned)
     assert started is not None
     return started
 
 
-def the_one(runtime: SimulatedRuntime) -> Container:
-    [one], strangers = runtime.containers()
-    assert strangers == []
-    return one
+def the_container(runtime: SimulatedRuntime) -> Container:
+    """Return the only container on the node."""
+    [container], foreign_containers = runtime.containers()
+    assert foreign_containers == []
+    return container
 
 
 @pytest.mark.parametrize(
@@ -64,42 +67,42 @@ def test_programs_end_after_their_duration(
 ) -> None:
     assert start(runtime, assignment(**spec)).status == "running"
     clock.now += runs_s * 0.9
-    assert the_one(runtime).status == ("running" if runs_s else "exited")
+    assert the_container(runtime).status == ("running" if runs_s else "exited")
     clock.now += runs_s * 0.1
-    ended = the_one(runtime)
+    ended = the_container(runtime)
     assert (ended.status, ended.exit_code) == ("exited", exit_code)
 
 
 @pytest.mark.parametrize("command", [None, ["python", "train.py"], ["sh", "-c", "echo hi"]])
-def test_other_programs_run_until_stopped(
+def test_other_programs_run_until_stopped_and_stops_may_be_repeated(
     runtime: SimulatedRuntime, clock: Clock, command: list[str] | None
 ) -> None:
     started = start(runtime, assignment(command=command))
     clock.now += 1e6
-    assert the_one(runtime).status == "running"
-    runtime.begin_stop(started)
-    assert the_one(runtime).exit_code == 143
-    runtime.begin_stop(started)
-    runtime.remove(started)
-    runtime.remove(started)
-    assert runtime.containers() == ([], [])
+    assert the_container(runtime).status == "running"
+    assert runtime.begin_stop(started)
+    assert the_container(runtime).exit_code == 143
+    assert not runtime.begin_stop(started)
+    for _ in range(2):
+        runtime.remove(started)
+        assert runtime.containers() == ([], [])
 
 
-def test_a_start_is_adopted_not_repeated(runtime: SimulatedRuntime) -> None:
-    asked = assignment()
-    assert start(runtime, asked) == start(runtime, asked)
-    assert the_one(runtime).attempt == 1
+def test_a_repeated_start_adopts_the_container(runtime: SimulatedRuntime) -> None:
+    assigned = assignment()
+    assert start(runtime, assigned) == start(runtime, assigned)
+    assert the_container(runtime).attempt == 1
 
 
-def test_a_restart_runs_the_program_anew(runtime: SimulatedRuntime, clock: Clock) -> None:
+def test_a_restart_runs_the_program_again(runtime: SimulatedRuntime, clock: Clock) -> None:
     start(runtime, assignment(command=["sleep", "5"]))
     clock.now += 7
-    ended = the_one(runtime)
+    ended = the_container(runtime)
     runtime.restart(ended)
-    again = the_one(runtime)
+    again = the_container(runtime)
     assert (again.status, again.exit_code, again.finished_at) == ("running", None, None)
     clock.now += 5
-    assert the_one(runtime).finished_at != ended.finished_at
+    assert the_container(runtime).finished_at != ended.finished_at
 
 
 def test_missing_images_are_refused(runtime: SimulatedRuntime) -> None:
@@ -125,14 +128,14 @@ def test_a_cancelled_start_leaves_nothing() -> None:
     assert runtime.containers() == ([], [])
 
 
-def test_an_unavailable_engine_fails_every_call(runtime: SimulatedRuntime) -> None:
+def test_calls_to_an_unavailable_engine_fail(runtime: SimulatedRuntime) -> None:
     started = start(runtime, assignment())
     runtime.unavailable = True
     for call in (runtime.containers, runtime.facts, lambda: runtime.begin_stop(started)):
         with pytest.raises(RuntimeUnavailable):
             call()
     runtime.unavailable = False
-    assert the_one(runtime).status == "running"
+    assert the_container(runtime).status == "running"
 
 
 def test_a_container_uses_its_gpus_while_it_runs(runtime: SimulatedRuntime, clock: Clock) -> None:
@@ -143,16 +146,37 @@ def test_a_container_uses_its_gpus_while_it_runs(runtime: SimulatedRuntime, cloc
     assert not runtime.gpu_users("GPU-0")
 
 
-def test_changes_include_starts_and_ends_of_programs() -> None:
-    runtime = SimulatedRuntime(start_s=0)
-    hints: list[int] = []
-    thread = threading.Thread(target=lambda: hints.extend(1 for _ in runtime.changes()))
+@contextmanager
+def collected_changes(runtime: SimulatedRuntime) -> Iterator[list[None]]:
+    """Collect the changes of a runtime in a thread, until the runtime is closed."""
+    changes: list[None] = []
+    thread = threading.Thread(target=lambda: changes.extend(runtime.changes()))
     thread.start()
-    start(runtime, assignment(command=["sleep", "0.05"]))
-    wait_until(lambda: the_one(runtime).status == "exited")
-    runtime.close()
-    thread.join(5)
+    try:
+        yield changes
+    finally:
+        runtime.close()
+        thread.join(5)
     assert not thread.is_alive()
+
+
+def test_starts_are_changes() -> None:
+    runtime = SimulatedRuntime(start_s=0)
+
+    def is_seen_after_a_start() -> bool:
+        start(runtime, assignment(command=None))
+        return bool(changes)
+
+    with collected_changes(runtime) as changes:
+        wait_until(is_seen_after_a_start)
+
+
+def test_the_end_of_a_program_is_a_change_without_any_call() -> None:
+    runtime = SimulatedRuntime(start_s=0)
+    start(runtime, assignment(command=["sleep", "0.2"]))
+    with collected_changes(runtime) as changes:
+        wait_until(lambda: changes)
+    assert the_container(runtime).status == "exited"
 
 
 def test_logs_have_a_line_per_second(runtime: SimulatedRuntime, clock: Clock) -> None:

@@ -28,27 +28,27 @@ REPORT = SyncRequest(session=1, seq=1, generation=0, facts=FACTS, gpus=None, ins
 
 @pytest.fixture
 def server() -> Iterator[TinyControlPlane]:
-    with control_plane() as told:
-        yield told
+    with control_plane() as made:
+        yield made
 
 
 @pytest.fixture
-def calls(server: TinyControlPlane) -> Iterator[ControlPlaneClient]:
+def client(server: TinyControlPlane) -> Iterator[ControlPlaneClient]:
     made = ControlPlaneClient(server.url)
     made.identify(NodeIdentity.from_answer(made.join(TOKEN, "gpu-1", "host-1")))
     yield made
     made.close()
 
 
-def test_joins_opens_and_syncs(server: TinyControlPlane, calls: ControlPlaneClient) -> None:
+def test_a_node_joins_opens_a_session_and_syncs(server: TinyControlPlane, client: ControlPlaneClient) -> None:
     server.wants(assignment())
-    assert calls.open_session().session == 1
-    answer = calls.sync(REPORT)
+    assert client.open_session().session == 1
+    answer = client.sync(REPORT)
     assert answer.assignments == server.assignments
     assert server.last() == REPORT
 
 
-def test_a_wrong_token_is_refused(server: TinyControlPlane) -> None:
+def test_a_wrong_token_is_rejected(server: TinyControlPlane) -> None:
     made = ControlPlaneClient(server.url)
     with pytest.raises(CredentialRejected):
         made.join("guessed", "gpu-1", "host-1")
@@ -68,69 +68,69 @@ def test_a_wrong_token_is_refused(server: TinyControlPlane) -> None:
         (503, "database_unavailable", Unreachable),
     ],
 )
-def test_failures_by_what_they_mean(
-    server: TinyControlPlane, calls: ControlPlaneClient, status: int, code: str, error: type[Exception]
+def test_the_exception_of_each_error(
+    server: TinyControlPlane, client: ControlPlaneClient, status: int, code: str, error: type[Exception]
 ) -> None:
     server.failure = (status, code)
     with pytest.raises(error) as raised:
-        calls.sync(REPORT)
+        client.sync(REPORT)
     assert type(raised.value) is error
     assert CREDENTIAL not in str(raised.value)
 
 
 def test_no_answer_is_unreachable() -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        made = ControlPlaneClient(f"http://127.0.0.1:{nobody.getsockname()[1]}")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        made = ControlPlaneClient(f"http://127.0.0.1:{unused.getsockname()[1]}")
         with pytest.raises(Unreachable, match="ConnectError"):
             made.open_session()
         made.close()
 
 
-def test_fields_of_a_newer_release_are_ignored_also_inside_of_a_spec(
-    server: TinyControlPlane, calls: ControlPlaneClient, monkeypatch: pytest.MonkeyPatch
+def test_fields_of_a_newer_release_are_ignored_also_inside_a_spec(
+    server: TinyControlPlane, client: ControlPlaneClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.wants(assignment())
     newer = json.loads(server.sync(REPORT).model_dump_json())
     newer["invented_later"] = newer["assignments"][0]["spec"]["invented_later"] = 1
     monkeypatch.setattr(SyncAnswer, "model_dump_json", lambda _: json.dumps(newer))
-    assert calls.sync(REPORT).assignments == server.assignments
+    assert client.sync(REPORT).assignments == server.assignments
 
 
-def test_an_answer_that_makes_no_sense_is_none_and_leaks_no_env(
-    server: TinyControlPlane, calls: ControlPlaneClient, monkeypatch: pytest.MonkeyPatch
+def test_an_invalid_answer_is_an_error_that_does_not_contain_environment_variables(
+    server: TinyControlPlane, client: ControlPlaneClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SyncAnswer, "model_dump_json", lambda _: '{"assignments": [{"spec": "env-canary"}]}')
     with pytest.raises(Unreachable, match="not a valid SyncAnswer") as raised:
-        calls.sync(REPORT)
+        client.sync(REPORT)
     assert "canary" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1:8700", "http://localhost:8700", "http://[::1]:1", "https://m.example"]
 )
-def test_plain_http_only_to_this_machine(url: str) -> None:
+def test_loopback_and_https_urls_are_accepted(url: str) -> None:
     ControlPlaneClient(url).close()
 
 
 @pytest.mark.parametrize(
     "url", ["http://10.0.0.7:8700", "http://m.example", "ftp://m.example", "m.example:8700", ""]
 )
-def test_other_urls_are_refused(url: str) -> None:
+def test_insecure_and_invalid_urls_are_rejected(url: str) -> None:
     with pytest.raises(InsecureUrl):
         ControlPlaneClient(url)
 
 
-def test_plain_http_to_others_has_to_be_asked_for() -> None:
+def test_plain_http_to_another_machine_needs_insecure_http() -> None:
     ControlPlaneClient("http://10.0.0.7:8700", insecure_http=True).close()
 
 
-def test_the_credential_is_not_streamed_in_the_clear_either(calls: ControlPlaneClient) -> None:
+def test_an_upload_does_not_send_the_credential_unencrypted(client: ControlPlaneClient) -> None:
     with pytest.raises(InsecureUrl):
-        calls.upload("str_1", "http://10.0.0.7:8700", iter([]))
+        client.upload("str_1", "http://10.0.0.7:8700", iter([]))
 
 
-def test_frames_are_uploaded_as_they_come(server: TinyControlPlane, calls: ControlPlaneClient) -> None:
+def test_frames_are_uploaded_as_they_arrive(server: TinyControlPlane, client: ControlPlaneClient) -> None:
     arrived = threading.Event()
 
     def frames() -> Iterator[StreamFrame]:
@@ -138,7 +138,7 @@ def test_frames_are_uploaded_as_they_come(server: TinyControlPlane, calls: Contr
         assert arrived.wait(5)
         yield StreamFrame(end=True)
 
-    thread = threading.Thread(target=calls.upload, args=["str_1", None, frames()])
+    thread = threading.Thread(target=client.upload, args=["str_1", None, frames()])
     thread.start()
     while not server.uploads.get("str_1"):
         thread.join(0.01)
@@ -147,9 +147,9 @@ def test_frames_are_uploaded_as_they_come(server: TinyControlPlane, calls: Contr
     assert server.uploads["str_1"] == [StreamFrame(text="first"), StreamFrame(end=True)]
 
 
-def test_an_upload_that_nobody_waits_for_is_refused(
-    server: TinyControlPlane, calls: ControlPlaneClient
+def test_an_upload_that_nobody_waits_for_is_an_error(
+    server: TinyControlPlane, client: ControlPlaneClient
 ) -> None:
     server.upload_status = 410
     with pytest.raises((RequestRejected, Unreachable)):
-        calls.upload("str_1", server.url, iter([StreamFrame(end=True)]))
+        client.upload("str_1", server.url, iter([StreamFrame(end=True)]))

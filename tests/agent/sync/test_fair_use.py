@@ -1,4 +1,4 @@
-"""What one project does to a node's pools does not delay another project (real dockerd, whole agent)."""
+"""The load that one project puts on a node does not delay another project (real dockerd, whole agent)."""
 
 import re
 import threading
@@ -42,18 +42,18 @@ def server(runtime: DockerRuntime, tmp_path: Path) -> Iterator[TinyControlPlane]
         yield made
 
 
-def of(project_id: str, **more: Any) -> Assignment:
+def assignment_of(project_id: str, **more: Any) -> Assignment:
     made = builders.assignment(project_id=project_id, cpus=0.01, **{"image": images.BUSYBOX, **more})
-    # The test's images are on the node alone, its registries at addresses that an admin has to list.
+    # The images exist only on the node, and the registries have addresses that an admin must allow.
     return made.model_copy(update={"local_images": True, "registry_listed": True})
 
 
-def gone(asked: Assignment, timeout_s: int = AN_HOUR_S) -> Removal:
-    return Removal(instance_id=asked.instance_id, attempt=1, stop_timeout_s=timeout_s)
+def removal_of(given: Assignment, timeout_s: int = AN_HOUR_S) -> Removal:
+    return Removal(instance_id=given.instance_id, attempt=1, stop_timeout_s=timeout_s)
 
 
-def await_phase(server: TinyControlPlane, asked: Assignment, phase: str, within_s: float = SOON_S) -> None:
-    wait_until(lambda: server.phase(asked) == phase, within_s)
+def await_phase(server: TinyControlPlane, given: Assignment, phase: str, within_s: float = SOON_S) -> None:
+    wait_until(lambda: server.phase(given) == phase, within_s)
 
 
 @pytest.mark.parametrize("silent_at", ["manifests", "layers"])
@@ -61,34 +61,36 @@ def test_hung_pulls_of_one_project_do_not_delay_anothers_start(
     server: TinyControlPlane, root_address: str, silent_at: Literal["manifests", "layers"]
 ) -> None:
     with slow_registry(root_address, silent_at) as slow:
-        hung = [of(ATTACKER, image=slow.image(f"hung-{number}")) for number in range(16)]
+        hung = [assignment_of(ATTACKER, image=slow.image(f"hung-{number}")) for number in range(16)]
         server.wants(*hung)
-        wait_until(lambda: slow.pulls() >= PULLS_OF_PROJECT - (silent_at == "layers"), timeout_s=60)
-        victim = of(VICTIM)
+        # The layers of one image take all downloads of dockerd, so no other pull gets to its layers.
+        pulls = 1 if silent_at == "layers" else PULLS_OF_PROJECT
+        wait_until(lambda: slow.pulls() >= pulls, timeout_s=60)
+        victim = assignment_of(VICTIM)
         server.wants(*hung, victim)
         await_phase(server, victim, "running")
         assert slow.begun() <= PULLS_OF_PROJECT
-        # Deleted, they end at once: those that wait for their turn, and those that hang.
+        # A deletion ends the pulls that wait for their turn, and those that hang.
         server.wants(victim)
         wait_until(lambda: len(server.instances()) == 1)
-        wait_until(lambda: not _requests_under_way())
+        wait_until(lambda: not _open_requests())
 
 
-def _requests_under_way() -> list[str]:
-    """Threads that read an answer of the engine, without the one for its events."""
+def _open_requests() -> list[str]:
+    """The threads that read an answer of the engine, without the thread that reads its events."""
     names = [thread.name for thread in threading.enumerate() if thread.name == "docker-stream"]
     return names[1:]
 
 
-def test_a_pull_that_trickles_is_broken_off_when_another_project_waits(
+def test_a_trickling_pull_is_aborted_when_another_project_waits(
     server: TinyControlPlane, root_address: str, registry: Registry
 ) -> None:
     with slow_registry(root_address, "layers", bytes_per_s=2000) as slow:
-        trickles = [of(ATTACKER, image=slow.image(f"trickle-{number}")) for number in range(8)]
+        trickles = [assignment_of(ATTACKER, image=slow.image(f"trickle-{number}")) for number in range(8)]
         server.wants(*trickles)
-        # All that dockerd downloads at a time, for everybody.
+        # As many layers as dockerd downloads at a time, for all projects together.
         wait_until(lambda: len(slow.waiting) == 3)
-        victim = of(VICTIM, image=registry.add_image("fair/victim", extra_layers=2))
+        victim = assignment_of(VICTIM, image=registry.add_image("fair/victim", extra_layers=2))
         server.wants(*trickles, victim)
         await_phase(server, victim, "running", 60)
         assert {server.phase(one) for one in trickles} == {"starting"}
@@ -100,65 +102,64 @@ def test_a_pull_without_progress_fails_and_its_requests_end(node: DockerNode, ro
     runtime = docker_assignments.runtime_on(node, pull_timeouts=PullTimeouts(stall_s=2))
     with slow_registry(root_address, "layers", bytes_per_s=2000) as slow, closing(runtime):
         with pytest.raises(StartRefused) as caught:
-            builders.pull_and_start(runtime, of(ATTACKER, image=slow.image("stalled")))
+            builders.pull_and_start(runtime, assignment_of(ATTACKER, image=slow.image("stalled")))
         assert caught.value.reason.code == "image_pull_timeout"
         wait_until(lambda: slow.pulls() == 0)
 
 
-def test_instances_with_one_image_pull_it_once_and_hold_one_place(
-    server: TinyControlPlane, registry: Registry
-) -> None:
+def test_instances_with_the_same_image_pull_it_once(server: TinyControlPlane, registry: Registry) -> None:
     image = registry.add_image("fair/once", extra_layers=1)
     log_before = registry.daemon.log.stat().st_size
-    asked = [of(project, image=image) for project in (ATTACKER, VICTIM) for _ in range(6)]
-    server.wants(*asked)
-    for one in asked:
+    sharing = [assignment_of(project, image=image) for project in (ATTACKER, VICTIM) for _ in range(6)]
+    server.wants(*sharing)
+    for one in sharing:
         await_phase(server, one, "running", 60)
-    told = registry.daemon.log.read_bytes()[log_before:].decode()
-    blobs = re.findall(r"GET /v2/fair/once/blobs/\S+", told)
+    logged = registry.daemon.log.read_bytes()[log_before:].decode()
+    blobs = re.findall(r"GET /v2/fair/once/blobs/\S+", logged)
     assert blobs
     assert len(blobs) == len(set(blobs))
 
 
 def test_stubborn_programs_of_one_project_do_not_delay_anothers_delete(server: TinyControlPlane) -> None:
-    stubborn = [of(ATTACKER, command=IGNORES_SIGTERM) for _ in range(64)]
-    victim = of(VICTIM)
+    stubborn = [assignment_of(ATTACKER, command=IGNORES_SIGTERM) for _ in range(64)]
+    victim = assignment_of(VICTIM)
     server.wants(victim, *stubborn)
     for one in (victim, *stubborn):
         await_phase(server, one, "running", 120)
     try:
-        server.wants(victim, removals=tuple(map(gone, stubborn)))
+        server.wants(victim, removals=tuple(map(removal_of, stubborn)))
         generation = server.generation
         wait_until(lambda: (report := server.last()) and report.generation == generation)
         began = time.monotonic()
-        server.wants(removals=(*map(gone, stubborn), gone(victim, 10)))
+        server.wants(removals=(*map(removal_of, stubborn), removal_of(victim, 10)))
         wait_until(lambda: server.phase(victim) is None, SOON_S)
         assert time.monotonic() - began < SOON_S
         assert {server.phase(one) for one in stubborn} == {"running"}
     finally:
-        server.wants(removals=tuple(gone(one, 0) for one in stubborn))
-        # A shorter timeout holds for a stop that is under way.
+        server.wants(removals=tuple(removal_of(one, 0) for one in stubborn))
+        # A shorter timeout also holds for a stop in progress.
         wait_until(lambda: not server.instances(), 60)
 
 
 def test_followed_logs_of_one_project_do_not_delay_anothers_logs_and_exec(server: TinyControlPlane) -> None:
-    attacker, victim = of(ATTACKER), of(VICTIM, command=["sh", "-c", "echo here; sleep 1000"])
+    attacker = assignment_of(ATTACKER)
+    victim = assignment_of(VICTIM, command=["sh", "-c", "echo here; sleep 1000"])
     server.wants(attacker, victim)
     await_phase(server, attacker, "running")
     await_phase(server, victim, "running")
     follow = LogsRequest(tail=None, since=None, follow=True)
-    server.ask(*[_stream(f"str_a{number}", attacker, logs=follow) for number in range(64)])
+    server.request_streams(*[_stream(f"str_a{number}", attacker, logs=follow) for number in range(64)])
     wait_until(lambda: len(server.uploads) >= 16, 30)
     logs = LogsRequest(tail=None, since=None, follow=False)
     command = ExecRequest(command=["echo", "hi"], timeout_s=10, max_output_bytes=1000)
-    server.ask(_stream("str_logs", victim, logs=logs), _stream("str_exec", victim, exec=command))
+    server.request_streams(_stream("str_logs", victim, logs=logs), _stream("str_exec", victim, exec=command))
     assert wait_until(lambda: _last(server, "str_logs"), SOON_S).end
     assert wait_until(lambda: _last(server, "str_exec"), SOON_S).exit_code == 0
 
 
-def _stream(stream_id: str, asked: Assignment, **request: LogsRequest | ExecRequest) -> StreamRequest:
+def _stream(stream_id: str, given: Assignment, **request: LogsRequest | ExecRequest) -> StreamRequest:
     return StreamRequest.model_validate(
-        {"id": stream_id, "instance_id": asked.instance_id, "attempt": 1, "url": None, **request}
+        {"id": stream_id, "instance_id": given.instance_id, "attempt": 1, "url": None, **request}
     )
 
 

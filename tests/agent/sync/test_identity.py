@@ -1,6 +1,7 @@
-"""The agent's few files: private, atomic, on disk, and for one agent at a time."""
+"""The agent's files: private, written atomically and durably, and used by one agent at a time."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,13 @@ IDENTITY = NodeIdentity.from_answer(
 )
 
 
-def test_nothing_is_known_at_first(tmp_path: Path) -> None:
+def test_a_new_directory_has_no_identity_and_generation_0(tmp_path: Path) -> None:
     state = StateDirectory(tmp_path / "agent")
     assert state.identity() is None
     assert state.generation() == 0
 
 
-def test_remembers_who_it_is_and_what_it_saw(tmp_path: Path) -> None:
+def test_the_identity_and_the_generation_are_saved(tmp_path: Path) -> None:
     StateDirectory(tmp_path).save_joined(IDENTITY)
     StateDirectory(tmp_path).save_generation(41)
     again = StateDirectory(tmp_path)
@@ -27,7 +28,7 @@ def test_remembers_who_it_is_and_what_it_saw(tmp_path: Path) -> None:
     assert again.generation() == 41
 
 
-def test_the_credential_is_the_owners_alone(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_credential(tmp_path: Path) -> None:
     StateDirectory(tmp_path).save_joined(IDENTITY)
     assert (tmp_path / "node.json").stat().st_mode & 0o777 == 0o600
     assert "secret-canary" not in repr(IDENTITY)
@@ -40,7 +41,7 @@ def test_a_join_forgets_the_generation_of_the_former_control_plane(tmp_path: Pat
     assert state.generation() == 0
 
 
-def test_file_and_directory_are_on_disk_before_it_returns(
+def test_a_save_returns_when_file_and_directory_are_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, synced, fsync = StateDirectory(tmp_path), [], os.fsync
@@ -54,7 +55,7 @@ def test_file_and_directory_are_on_disk_before_it_returns(
     assert synced == [str(tmp_path / "generation.new"), str(tmp_path)]
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = StateDirectory(tmp_path)
     state.save_generation(1)
 
@@ -68,11 +69,12 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", ["node.json", "generation"])
-def test_damage_is_named_and_nothing_is_leaked(tmp_path: Path, name: str) -> None:
+def test_a_damaged_file_is_named_without_its_content(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text('{"credential": "secret-canary"')
     state = StateDirectory(tmp_path)
+    read: Callable[[], object] = state.identity if name == "node.json" else state.generation
     with pytest.raises(StateError, match=f"{name} is damaged") as error:
-        state.identity() if name == "node.json" else state.generation()
+        read()
     assert "canary" not in str(error.value)
 
 

@@ -18,7 +18,7 @@ UP = "the control plane is reachable again"
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """DOWN or UP for each line of the log about it."""
+    """DOWN or UP for each line of the log about reachability."""
     messages = [record.getMessage() for record in caplog.records]
     return [known for message in messages for known in (DOWN, UP) if message.startswith(known)]
 
@@ -38,7 +38,7 @@ def test_the_first_failure_and_the_last_recovery_are_logged(caplog: pytest.LogCa
     assert lines(caplog) == [DOWN, UP]
 
 
-def test_a_fleet_logs_one_line_when_the_server_goes_away_and_one_when_it_is_back(
+def test_a_fleet_logs_one_line_at_an_outage_of_the_server_and_one_when_it_is_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -1,4 +1,4 @@
-"""The specs that an agent has, and answers that leave out those."""
+"""The specs that an agent has, and the answers that omit them."""
 
 from mooring.agent.sync.specs import Specs
 from mooring.schemas.agent import Assignment, KnownAssignment, SyncAnswer
@@ -35,21 +35,21 @@ def test_a_received_spec_completes_later_answers() -> None:
 
 
 def test_an_answer_that_lacks_a_spec_is_not_applied() -> None:
-    """It never means that the instance is gone."""
+    """An instance whose spec is missing never counts as removed."""
     specs, first = Specs(), _assignment("ins_1")
     assert specs.complete(_answer(unchanged=(_known(first),))) is None
     specs.keep(_answer(first))
     assert specs.complete(_answer(unchanged=(_known(first, spec_version="2.2"),))) is None
 
 
-def test_specs_of_what_is_gone_are_forgotten() -> None:
+def test_only_the_specs_of_the_newest_answer_are_kept() -> None:
     specs = Specs()
     specs.keep(_answer(_assignment("ins_1"), _assignment("ins_2")))
     specs.keep(_answer(_assignment("ins_2")))
     assert specs.known() == {"ins_2": "1.1"}
 
 
-def test_a_control_plane_of_the_release_before_names_no_versions() -> None:
+def test_specs_without_a_version_are_not_listed_as_known() -> None:
     specs, old = Specs(), _assignment("ins_1", "")
     specs.keep(_answer(old))
     assert specs.known() == {}

@@ -1,4 +1,4 @@
-"""When containers were sent their stop signal, as the next agent reads it."""
+"""The times of stop signals, as the next agent reads them."""
 
 import json
 import time
@@ -22,7 +22,7 @@ def stops(tmp_path: Path, boot_id: Path) -> StopTimes:
     return StopTimes(StateDirectory(tmp_path), boot_id)
 
 
-def test_what_was_noted_is_there_for_the_next_agent(stops: StopTimes, tmp_path: Path, boot_id: Path) -> None:
+def test_saved_times_are_loaded_by_the_next_agent(stops: StopTimes, tmp_path: Path, boot_id: Path) -> None:
     assert stops.load() == {}
     stops.note({"c-1": 1.0})
     stops.note({"c-1": 1.0, "c-2": 2.0})
@@ -30,7 +30,7 @@ def test_what_was_noted_is_there_for_the_next_agent(stops: StopTimes, tmp_path: 
     assert StopTimes(StateDirectory(tmp_path), boot_id).load() == {"c-1": 1.0, "c-2": 2.0}
 
 
-def test_a_reboot_ends_every_stop(stops: StopTimes, boot_id: Path) -> None:
+def test_times_from_before_a_reboot_are_ignored(stops: StopTimes, boot_id: Path) -> None:
     stops.note({"c-1": 1.0})
     stops.save()
     boot_id.write_text("boot-2\n")
@@ -44,14 +44,15 @@ def test_a_time_in_the_future_is_ignored(stops: StopTimes) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"since": 1}', '{"boot_id": "boot-1", "since": {"c": "x"}}']
+    "content",
+    ["", "{", "[]", '{"boot_id": "boot-1", "since": 1}', '{"boot_id": "boot-1", "since": {"c": "x"}}'],
 )
-def test_a_damaged_file_is_none(stops: StopTimes, tmp_path: Path, content: str) -> None:
+def test_a_damaged_file_has_no_times(stops: StopTimes, tmp_path: Path, content: str) -> None:
     StateDirectory(tmp_path).write(FILE, content.encode())
     assert stops.load() == {}
 
 
-def test_a_full_disk_is_no_error(
+def test_a_full_disk_is_logged_and_raises_nothing(
     stops: StopTimes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object) -> None:
@@ -63,7 +64,7 @@ def test_a_full_disk_is_no_error(
     assert "cannot save the times of stop signals" in caplog.text
 
 
-def test_the_file_is_small(stops: StopTimes, tmp_path: Path) -> None:
+def test_the_file_of_a_thousand_stops_is_small(stops: StopTimes, tmp_path: Path) -> None:
     stops.note({f"{number:064x}": 1234567.123456 for number in range(1000)})
     stops.save()
     content = (tmp_path / FILE).read_bytes()

@@ -12,6 +12,7 @@ from mooring.agent.sync.client import ControlPlaneClient
 from mooring.agent.sync.identity import NodeIdentity
 from mooring.agent.sync.streams import Streams
 from mooring.agent.sync.workers import Workers
+from mooring.schemas.agent import Assignment
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame, StreamRequest
 from tests.agent.builders import assignment, pull_and_start
 from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
@@ -34,8 +35,8 @@ class Node:
             self.runtime, self.control_plane, self.find, Workers("stream", 4), heartbeat_s=0.05
         )
 
-    def run(self, asked: Any) -> Container:
-        started = pull_and_start(self.runtime, asked)
+    def run(self, given: Assignment) -> Container:
+        started = pull_and_start(self.runtime, given)
         assert started is not None
         return started
 
@@ -53,11 +54,11 @@ class Node:
         return self.server.uploads.get(stream_id, [])
 
     def ended(self, stream_id: str) -> StreamFrame:
-        """The last frame, once it is there."""
+        """Wait for the last frame."""
 
         def last() -> StreamFrame | None:
             frames = self.frames(stream_id)
-            return frames[-1] if frames and frames[-1] != StreamFrame() and frames[-1].text is None else None
+            return frames[-1] if frames and frames[-1].is_last else None
 
         return wait_until(last)
 
@@ -83,7 +84,7 @@ def test_exec(node: Node) -> None:
     assert node.frames("str_1")[0].text == "hi\n"
 
 
-def test_each_request_is_run_once(node: Node) -> None:
+def test_each_request_is_served_once(node: Node) -> None:
     for _ in range(3):
         node.serve("str_1", logs=LOGS)
     node.serve("str_2", logs=LOGS)
@@ -95,13 +96,13 @@ def test_each_request_is_run_once(node: Node) -> None:
 @pytest.mark.parametrize(
     "kind", [{"logs": LOGS}, {"exec": ExecRequest(command=["true"], timeout_s=1, max_output_bytes=1)}]
 )
-def test_nothing_runs_there(node: Node, kind: dict[str, Any]) -> None:
+def test_a_stream_of_an_unknown_instance_is_an_error(node: Node, kind: dict[str, Any]) -> None:
     node.serve("str_1", "ins_other", **kind)
     error = node.ended("str_1").error
     assert error is not None and error.code == "not_running"
 
 
-def test_exec_in_an_ended_container_is_refused_and_its_logs_are_not(node: Node) -> None:
+def test_exec_in_an_ended_container_is_an_error_and_its_logs_are_served(node: Node) -> None:
     node.runtime.begin_stop(node.container)
     node.serve("str_1", exec=ExecRequest(command=["true"], timeout_s=1, max_output_bytes=1))
     error = node.ended("str_1").error
@@ -110,7 +111,7 @@ def test_exec_in_an_ended_container_is_refused_and_its_logs_are_not(node: Node) 
     assert node.ended("str_2").end
 
 
-def test_an_unavailable_engine_is_an_error_frame(node: Node) -> None:
+def test_an_unavailable_engine_leads_to_an_error_frame(node: Node) -> None:
     node.streams = Streams(
         node.runtime, node.control_plane, lambda _: node.container, Workers("stream", 4), heartbeat_s=0.05
     )
@@ -120,14 +121,14 @@ def test_an_unavailable_engine_is_an_error_frame(node: Node) -> None:
     assert error is not None and error.code == "docker_unavailable"
 
 
-def test_a_silent_follow_shows_that_the_node_is_there(node: Node) -> None:
+def test_a_follow_without_output_gets_empty_frames(node: Node) -> None:
     node.serve("str_1", logs=FOLLOW)
     wait_until(lambda: node.frames("str_1").count(StreamFrame()) >= 3)
     node.runtime.begin_stop(node.container)
     assert node.ended("str_1").end
 
 
-def test_a_reader_that_went_away_ends_the_follow(node: Node) -> None:
+def test_a_lost_connection_ends_the_follow(node: Node) -> None:
     closed: list[bool] = []
 
     class Watched(SimulatedRuntime):
@@ -140,7 +141,7 @@ def test_a_reader_that_went_away_ends_the_follow(node: Node) -> None:
     node.streams = Streams(Watched(), node.control_plane, node.find, Workers("stream", 1), heartbeat_s=0.05)
     node.serve("str_1", logs=FOLLOW)
     wait_until(lambda: node.frames("str_1"))
-    node.server.closed = True  # it hangs up at the next frame
+    node.server.shutting_down = True  # the server closes the connection at the next frame
     wait_until(lambda: closed)
 
 
@@ -154,6 +155,6 @@ def test_follows_of_one_project_leave_threads_to_the_streams_of_another(node: No
     node.serve("str_other", "ins_2", logs=LOGS)
     assert node.ended("str_other").end
     node.runtime.begin_stop(node.container)
-    # Two ran and four waited; nobody dials in for the others.
+    # Two ran and four waited; the others were rejected.
     wait_until(lambda: workers.idle)
     assert len(node.server.uploads) == 2 + 4 + 1

@@ -13,7 +13,7 @@ from tests.testbed.waiting import wait_until
 
 
 class Tasks:
-    """Tasks that run until the gate is opened, and a record of who runs."""
+    """Tasks that run until the gate is opened, and a record of which owners' tasks run."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -40,7 +40,7 @@ def tasks() -> Tasks:
     return Tasks()
 
 
-def test_does_everything_at_most_so_many_at_a_time(tasks: Tasks) -> None:
+def test_all_tasks_are_run_with_at_most_limit_at_a_time(tasks: Tasks) -> None:
     workers = Workers("w", 3)
     for _ in range(10):
         workers.submit(tasks.of("a"))
@@ -51,7 +51,7 @@ def test_does_everything_at_most_so_many_at_a_time(tasks: Tasks) -> None:
     wait_until(lambda: workers.idle)
 
 
-def test_uses_a_thread_again() -> None:
+def test_an_idle_thread_is_used_again() -> None:
     workers, names = Workers("again", 8), []
     for number in range(1, 6):
         workers.submit(lambda: names.append(threading.current_thread().name))
@@ -60,7 +60,7 @@ def test_uses_a_thread_again() -> None:
     assert set(names) == {"again-1"}
 
 
-def test_outlives_a_task_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_task_does_not_end_its_thread(caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> None:
         raise ValueError("broken")
 
@@ -112,7 +112,7 @@ def test_one_task_of_a_subject_runs_at_a_time_and_the_others_hold_no_thread(task
     assert tasks.most["same"] == 1
 
 
-def test_the_queue_of_an_owner_is_bounded_and_no_other_owners(tasks: Tasks) -> None:
+def test_a_full_queue_of_one_owner_leaves_the_others_open(tasks: Tasks) -> None:
     workers = Workers("w", 1, waiting=2)
     accepted = [workers.submit(tasks.of("a"), "a") is not None for _ in range(4)]
     assert accepted == [True, True, True, False]
@@ -124,7 +124,7 @@ def test_the_queue_of_an_owner_is_bounded_and_no_other_owners(tasks: Tasks) -> N
     assert sorted(tasks.done) == ["a", "a", "a", "b"]
 
 
-def test_what_waits_can_be_withdrawn(tasks: Tasks) -> None:
+def test_a_queued_task_can_be_withdrawn(tasks: Tasks) -> None:
     workers = Workers("w", 1)
     first, second = workers.submit(tasks.of("a"), "a"), workers.submit(tasks.of("b"), "b")
     assert first is not None

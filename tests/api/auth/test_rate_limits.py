@@ -29,7 +29,7 @@ from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
 
 JSON = {"Content-Type": "application/json"}
-MISSING_INSTANCE = "/v1/instances/ins_nobody"
+MISSING_INSTANCE = "/v1/instances/ins_missing"
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def new_key(admin: Client, **fields: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def client_from(service: RunningService, address: str, key: str = "nobody") -> Iterator[httpx.Client]:
+def client_from(service: RunningService, address: str, key: str = "invalid") -> Iterator[httpx.Client]:
     transport = httpx.HTTPTransport(local_address=address)
     headers = {"Authorization": f"Bearer {key}"}
     with httpx.Client(base_url=service.url, transport=transport, headers=headers, timeout=20) as made:
@@ -129,7 +129,7 @@ def test_rate_limits_can_be_turned_off(database_url: str, tmp_path: Path) -> Non
         running(settings_for(database_url, tmp_path / "data", rate_limits="off")) as service,
         service.client as admin,
         Client(service.url, new_key(admin)["key"]) as member,
-        Client(service.url, "nobody") as unauthorized_client,
+        Client(service.url, "invalid") as unauthorized_client,
     ):
         for _ in range(REQUESTS[ActionClass.EXEC] + 1):
             answer = member.post(f"{MISSING_INSTANCE}/exec", json={"command": ["id"]})
@@ -160,11 +160,8 @@ def test_a_window_admits_requests_after_the_announced_time() -> None:
     assert window.take("key").more_in_s == 1
     clock.now += 0.1
     again = window.take("key")
-    assert (again.admitted, again.remaining, again.more_in_s) == (
-        True,
-        0,
-        10,
-    )  # the rejected one did not count
+    # The rejected requests did not count.
+    assert (again.admitted, again.remaining, again.more_in_s) == (True, 0, 10)
     assert window.take("other").remaining == 2
 
 
@@ -241,20 +238,20 @@ def test_keys_from_an_address_with_too_many_failures_are_rejected_without_a_quer
         assert attacker.get("/v1/me", headers=own).status_code == 200
         for number in range(FAILED_ATTEMPTS):
             problem(_guess(attacker, number), 401, "unauthorized")
-        with _statements(limited) as asked:
+        with _statements(limited) as statements:
             refused = _guess(attacker, -1)
             problem(refused, 429, "too_many_requests")
-            # A key that never worked from this address is rejected too, even if it is valid.
+            # A key that has not been used yet is rejected too, even if it is valid.
             problem(attacker.get("/v1/me", headers={"Authorization": f"Bearer {unused}"}), 429)
             problem(attacker.post("/agent/v1/session"), 429)
             problem(attacker.post("/agent/v1/join", json={"token": "mj_x", "hostname": "h"}), 429)
-        assert asked == []
+        assert statements == []
         assert 0 < int(refused.headers["retry-after"]) <= WINDOW_S
-        # A key that worked from this address is still checked, and other addresses are not affected.
-        with _statements(limited) as asked:
-            wait_until(lambda: attacker.get("/v1/me", headers=own).status_code == 200 and asked)
+        # A key that has worked before is still checked, and other addresses are not affected.
+        with _statements(limited) as statements:
+            wait_until(lambda: attacker.get("/v1/me", headers=own).status_code == 200 and statements)
         problem(_guess(neighbour, 0), 401)
-        # After its revocation it is rejected like any other key.
+        # Once revoked, the key is rejected like an unknown one.
         admin.delete(f"/v1/api-keys/{good['id']}")
         wait_until(lambda: attacker.get("/v1/me", headers=own).status_code == 401)
         problem(attacker.get("/v1/me", headers=own), 429)
@@ -300,10 +297,10 @@ def test_unknown_revoked_and_expired_keys_get_the_same_answer(limited: RunningSe
     with client_from(limited, "127.0.4.1") as client:
         answers = []
         for key in ("mk_unknown", revoked["key"], expired["key"], revoked["key"][:-1] + "x"):
-            with _statements(limited) as asked:
+            with _statements(limited) as statements:
                 answer = client.get("/v1/me", headers={"Authorization": f"Bearer {key}"})
             document = problem(answer, 401, "unauthorized")
-            answers.append((document["detail"], len(asked)))
+            answers.append((document["detail"], len(statements)))
         assert len(set(answers)) == 1, answers
 
 
@@ -324,11 +321,11 @@ def test_forwarded_for_is_read_from_trusted_proxies_only(database_url: str, tmp_
         client_from(service, "127.0.6.1") as proxy,
         client_from(service, "127.0.7.1") as direct,
     ):
-        for client, answered in ((proxy, 401), (direct, 429)):
+        for client, status in ((proxy, 401), (direct, 429)):
             for number in range(FAILED_ATTEMPTS):
                 client.headers["X-Forwarded-For"] = f"10.9.9.9, 203.0.113.{number}"
                 problem(_guess(client, number), 401)
-            problem(_guess(client, -1), answered)
+            problem(_guess(client, -1), status)
         # The proxy wrote the last address; the client itself may have sent the others.
         for number in range(FAILED_ATTEMPTS):
             proxy.headers["X-Forwarded-For"] = f"198.51.100.{number}, 192.0.2.1"

@@ -145,7 +145,7 @@ def test_the_streams_of_a_project_on_a_node_are_limited_and_admins_do_not_count(
 
 
 class StreamingNode:
-    """A node that sends one stream until its reader is gone: one line, then keepalives."""
+    """A node that sends one stream until nobody reads the stream: one line, then keepalives."""
 
     def __init__(self, sandbox: Sandbox, stream_id: str) -> None:
         self._done = threading.Event()
@@ -204,11 +204,12 @@ class Request:
         assert not self._thread.is_alive()
 
 
-Ask = Callable[..., tuple[Request, StreamingNode | None]]
+OpenStream = Callable[..., tuple[Request, StreamingNode | None]]
 
 
 @pytest.fixture
-def ask(shared_service: RunningService, sandbox: Sandbox) -> Ask:
+def open_stream(shared_service: RunningService, sandbox: Sandbox) -> OpenStream:
+    """Sends a request of this kind with this key; returns it with the node's side, if a node serves it."""
     assignment: Assignment = sandbox.running()
     instance = f"/v1/instances/{assignment.instance_id}"
     command = {"json": {"command": ["sleep"], "timeout_s": 60}}
@@ -223,12 +224,12 @@ def ask(shared_service: RunningService, sandbox: Sandbox) -> Ask:
     }
     taken: set[str] = set()
 
-    def made(kind: str, key: str) -> tuple[Request, StreamingNode | None]:
+    def opened(kind: str, key: str) -> tuple[Request, StreamingNode | None]:
         method, path, more = kinds[kind]
-        asked = Request(shared_service, key, method, path, **more)
+        request = Request(shared_service, key, method, path, **more)
         if path.startswith("/v1/events") or kind == "wait":
-            return asked, None
-        return asked, StreamingNode(sandbox, wait_until(next_stream))
+            return request, None
+        return request, StreamingNode(sandbox, wait_until(next_stream))
 
     def next_stream() -> str | None:
         for stream in sandbox.node.stream_requests():
@@ -237,21 +238,21 @@ def ask(shared_service: RunningService, sandbox: Sandbox) -> Ask:
                 return stream.id
         return None
 
-    return made
+    return opened
 
 
 KINDS = ("events", "poll", "wait", "logs", "logs-sse", "exec")
 
 
 def test_a_stream_over_the_nodes_limit_is_rejected_before_it_reaches_the_node(
-    shared_service: RunningService, shared: Client, sandbox: Sandbox, ask: Ask
+    shared_service: RunningService, shared: Client, sandbox: Sandbox, open_stream: OpenStream
 ) -> None:
     """The limit holds for the instance's project, over all its keys."""
     keys = [new_key(shared)["key"] for _ in range(2)]
-    open_ = [ask("logs", keys[number % 2]) for number in range(STREAMS_PER_PROJECT_AND_NODE)]
-    for asked, _ in open_:
-        assert asked.begun.wait(10)
-    instance = f"/v1/instances/{sandbox.ran[0].instance_id}"
+    open_ = [open_stream("logs", keys[number % 2]) for number in range(STREAMS_PER_PROJECT_AND_NODE)]
+    for request, _ in open_:
+        assert request.begun.wait(10)
+    instance = f"/v1/instances/{sandbox.reported[0].instance_id}"
     with Client(shared_service.url, new_key(shared)["key"]) as another:
         rejected = another.get(f"{instance}/logs")
         assert problem(rejected, 429, "too_many_streams_on_node")["retryable"] is True
@@ -260,13 +261,13 @@ def test_a_stream_over_the_nodes_limit_is_rejected_before_it_reaches_the_node(
         for _ in range(2):  # no command ran, so the key stays unused
             answer = another.post(f"{instance}/exec", json={"command": ["a"]}, headers=again)
             problem(answer, 429, "too_many_streams_on_node")
-    for asked, streaming in open_:
+    for request, streaming in open_:
         assert streaming is not None
         streaming.finish()
-        asked.end()
+        request.end()
         assert streaming.end() in {204, 410}
     wait_until(lambda: len(_context(shared_service).node_streams) == 0)
-    last, streaming = ask("logs", keys[0])
+    last, streaming = open_stream("logs", keys[0])
     assert last.begun.wait(10)
     assert streaming is not None
     streaming.finish()
@@ -275,28 +276,28 @@ def test_a_stream_over_the_nodes_limit_is_rejected_before_it_reaches_the_node(
 
 
 def test_open_requests_end_within_five_seconds_of_their_keys_revocation(
-    shared_service: RunningService, shared: Client, ask: Ask
+    shared_service: RunningService, shared: Client, open_stream: OpenStream
 ) -> None:
     keys = {kind: new_key(shared) for kind in KINDS}
-    bystander, _ = ask("short poll", new_key(shared)["key"])
-    open_ = {kind: ask(kind, key["key"]) for kind, key in keys.items()}
+    bystander, _ = open_stream("short poll", new_key(shared)["key"])
+    open_ = {kind: open_stream(kind, key["key"]) for kind, key in keys.items()}
     for kind in ("events", "logs", "logs-sse"):
         assert open_[kind][0].begun.wait(10), kind
     wait_until(lambda: _open(shared_service) == len(KINDS) + 1)
     for key in keys.values():
         assert shared.delete(f"/v1/api-keys/{key['id']}").status_code == 204
     revoked_at = time.monotonic()
-    for kind, (asked, streaming) in open_.items():
-        asked.end()
-        assert asked.ended_at - revoked_at < CLOSED_WITHIN_S, kind
+    for kind, (request, streaming) in open_.items():
+        request.end()
+        assert request.ended_at - revoked_at < CLOSED_WITHIN_S, kind
         if streaming is not None:
             assert streaming.end() in {204, 410}, kind  # the node's request ends too
         if kind in {"poll", "wait", "exec"}:
-            assert (asked.status, json.loads(asked.text)["code"]) == (401, "unauthorized"), kind
+            assert (request.status, json.loads(request.text)["code"]) == (401, "unauthorized"), kind
     assert '"error":{"code":"unauthorized"' in open_["events"][0].text.splitlines()[-2]
     assert '"error":{"code":"unauthorized"' in open_["logs-sse"][0].text.splitlines()[-2]
     assert open_["logs"][0].text.splitlines()[0] == "begun"
-    assert "broke off: the API key is unknown, revoked or expired" in open_["logs"][0].text.splitlines()[-1]
+    assert "interrupted: the API key is unknown, revoked or expired" in open_["logs"][0].text.splitlines()[-1]
     bystander.end()
     assert bystander.status == 200
     wait_until(lambda: _open(shared_service) == 0)
@@ -325,7 +326,7 @@ def test_a_paused_poll_checks_access_again_before_it_answers(
         for number in range(250):
             held.enter_context(context.open_streams.opened(_caller(f"key_{number}", project=project)))
         poll = Request(shared_service, key["key"], "GET", path)
-        wait_until(lambda: context.event_pages._cached)  # it found no event and waits
+        wait_until(lambda: context.event_pages._cached)  # the poll has found no event and waits
         shared.create(gpus={"count": 64})
         assert shared.delete(f"/v1/api-keys/{key['id']}").status_code == 204
         poll.end()
@@ -333,7 +334,10 @@ def test_a_paused_poll_checks_access_again_before_it_answers(
 
 
 def _member(shared: Client, name: str, role: str = "member") -> dict[str, Any]:
-    """A user in the default project with a personal key."""
+    """A user in the default project with a personal key.
+
+    Returns the key, and the paths of the user (`user`) and of their membership (`member`).
+    """
     user = shared.post("/v1/users", json={"name": name, "email": f"{name}-{time.monotonic_ns()}@example.org"})
     assert user.status_code == 201, user.text
     project = shared.items("/v1/projects")[0]["id"]
@@ -344,17 +348,17 @@ def _member(shared: Client, name: str, role: str = "member") -> dict[str, Any]:
 
 
 def test_losing_a_role_ends_the_streams_that_need_it(
-    shared_service: RunningService, shared: Client, ask: Ask
+    shared_service: RunningService, shared: Client, open_stream: OpenStream
 ) -> None:
     removed, narrowed, deleted = (_member(shared, name) for name in ("removed", "narrowed", "deleted"))
-    logs, logs_node = ask("logs", removed["key"])
-    events, _ = ask("events", deleted["key"])
+    logs, logs_node = open_stream("logs", removed["key"])
+    events, _ = open_stream("events", deleted["key"])
     admin = _member(shared, "admin")
     assert shared.patch(admin["user"], json={"is_admin": True}).status_code == 200
     assert shared.delete(admin["member"]).status_code == 204
-    demoted, _ = ask("events", new_key(shared, user_id=admin["user_id"])["key"])
-    command, exec_node = ask("exec", narrowed["key"])
-    remaining, remaining_node = ask("logs", narrowed["key"])
+    demoted, _ = open_stream("events", new_key(shared, user_id=admin["user_id"])["key"])
+    command, exec_node = open_stream("exec", narrowed["key"])
+    remaining, remaining_node = open_stream("logs", narrowed["key"])
     assert logs.begun.wait(10)
     assert remaining.begun.wait(10)
     wait_until(lambda: _open(shared_service) == 5)
@@ -363,10 +367,10 @@ def test_losing_a_role_ends_the_streams_that_need_it(
     assert shared.delete(deleted["user"]).status_code == 204
     assert shared.patch(admin["user"], json={"is_admin": False}).status_code == 200
     lost_at = time.monotonic()
-    for asked in (logs, events, demoted, command):
-        asked.end()
-        assert asked.ended_at - lost_at < CLOSED_WITHIN_S
-    assert "broke off" in logs.text
+    for request in (logs, events, demoted, command):
+        request.end()
+        assert request.ended_at - lost_at < CLOSED_WITHIN_S
+    assert "interrupted" in logs.text
     assert '"error":{"code":"unauthorized"' in events.text
     assert '"error":{"code":"forbidden"' in demoted.text
     assert (command.status, json.loads(command.text)["code"]) == (403, "forbidden")
@@ -378,7 +382,7 @@ def test_losing_a_role_ends_the_streams_that_need_it(
     assert len(ends) == 3
     assert set(ends) <= {204, 410}
     remaining.end()
-    assert "broke off" not in remaining.text
+    assert "interrupted" not in remaining.text
     wait_until(lambda: _open(shared_service) == 0)
 
 

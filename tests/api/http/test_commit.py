@@ -13,11 +13,11 @@ from tests.service import Client, RunningService
 
 pytestmark = pytest.mark.both_databases
 
-# Each raises in COMMIT itself, after every statement of the transaction has succeeded.
+# Each makes COMMIT fail, after every statement of the transaction has succeeded.
 FAILING = {
     "sqlite": [
         "CREATE TABLE IF NOT EXISTS doomed (id TEXT REFERENCES projects (id) DEFERRABLE INITIALLY DEFERRED)",
-        "CREATE TRIGGER doom AFTER INSERT ON events BEGIN INSERT INTO doomed VALUES ('nobody'); END",
+        "CREATE TRIGGER doom AFTER INSERT ON events BEGIN INSERT INTO doomed VALUES ('no-project'); END",
     ],
     "postgresql": [
         "CREATE FUNCTION doom() RETURNS trigger LANGUAGE plpgsql AS "
@@ -77,7 +77,7 @@ def test_operations_and_reports_whose_commit_fails_change_nothing(
     client.wait(made["id"], "scheduled")
     (assignment,) = node.sync().assignments
     node.sync(observed(assignment, "running"))
-    before, held = client.instance(made["id"]), client.items("/v1/gpus")
+    instance, gpus = client.instance(made["id"]), client.items("/v1/gpus")
     path = f"/v1/instances/{made['id']}"
     with failing_commits(service):
         for answer in (
@@ -89,7 +89,7 @@ def test_operations_and_reports_whose_commit_fails_change_nothing(
             node.post_sync(observed(assignment, "exited", exit_code=0)),
         ):
             _require_failure(answer)
-        assert client.instance(made["id"]) == before
-        assert client.items("/v1/gpus") == held
+        assert client.instance(made["id"]) == instance
+        assert client.items("/v1/gpus") == gpus
     node.sync(observed(assignment, "exited", exit_code=0))
     assert client.instance(made["id"])["state"] == "succeeded"

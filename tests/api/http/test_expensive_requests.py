@@ -1,4 +1,4 @@
-"""Expensive requests of one project do not delay other projects (finding 9 of the audit)."""
+"""Expensive requests of one project do not delay other projects (finding 9 of the audit, decision 22)."""
 
 import json
 from collections.abc import Iterator
@@ -23,6 +23,9 @@ pytestmark = pytest.mark.both_databases
 EVENTS = {"Accept": "text/event-stream"}
 THREADS = 40  # anyio's default number of worker threads
 PENDING: dict[str, Any] = {"image": "a", "gpus": {"count": 64}}
+REQUESTS_OF = {str(action_class): most for action_class, most in REQUESTS.items()}
+# A part of the query in `control/events.py`, as SQLAlchemy renders it.
+PAGE_QUERY = "WHERE events.seq >"
 
 
 @pytest.fixture
@@ -33,13 +36,14 @@ def limited(service: RunningService, tmp_path: Path) -> Iterator[RunningService]
 
 
 def member(admin: Client, name: str) -> Client:
-    """A member's client in a new project."""
+    """A member's client in a new project. The member has made one request."""
     project = admin.post("/v1/projects", json={"name": name}).json()["id"]
     answer = admin.post("/v1/api-keys", json={"name": name, "role": "member", "project_id": project})
     assert answer.status_code == 201, answer.text
     url, key = str(admin.base_url), answer.json()["key"]
+    # The first use of a key is written to the database, which some tests lock.
     with Client(url, key) as first:
-        assert first.get("/v1/me").status_code == 200  # the first use of a key is recorded
+        assert first.get("/v1/me").status_code == 200
     return Client(url, key)
 
 
@@ -69,34 +73,36 @@ class TestSchedulerTurns:
         path = f"/v1/instances/{made['id']}"
         with member(client, "other") as other, ThreadPoolExecutor(THREADS + 8) as pool:
             with service.service.scheduler_cache.evaluating_lock:
-                asked = [pool.submit(client.get, f"{path}/explain") for _ in range(THREADS)]
-                asked += [
+                answers = [pool.submit(client.get, f"{path}/explain") for _ in range(THREADS)]
+                answers += [
                     pool.submit(client.post, "/v1/instances?dry_run=true", json=PENDING) for _ in range(4)
                 ]
-                asked += [pool.submit(client.get, "/v1/queue") for _ in range(4)]
-                wait_until(lambda: len(service.service._server._context.turns) >= THREADS)
+                answers += [pool.submit(client.get, "/v1/queue") for _ in range(4)]
+                wait_until(lambda: len(service.service._server._context.scheduler_turns) >= THREADS)
                 assert other.get("/v1/instances", timeout=8).status_code == 200
-                # Nor do immediate placements wait for queries.
+                # Immediate placements do not wait for the queries either.
                 at_once = client.post("/v1/instances", json={**PENDING, "on_capacity": "fail"}, timeout=8)
                 problem(at_once, 409, "insufficient_capacity")
                 placed = client.create(gpus={"count": 1}, on_capacity="fail")
                 assert placed["state"] == "scheduled"
-            assert {answer.result().status_code for answer in asked} == {200}
+            assert {answer.result().status_code for answer in answers} == {200}
 
     @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
     def test_waiting_writes_do_not_delay_other_requests(
         self, service: RunningService, client: Client
     ) -> None:
         with (
-            member(client, "writes") as writes,
+            member(client, "writes") as writer,
             member(client, "other") as other,
             ThreadPoolExecutor(THREADS + 8) as pool,
         ):
             with service.plane.database.only_writer():
-                asked = [pool.submit(writes.post, "/v1/instances", json=PENDING) for _ in range(THREADS + 8)]
+                answers = [
+                    pool.submit(writer.post, "/v1/instances", json=PENDING) for _ in range(THREADS + 8)
+                ]
                 wait_until(lambda: len(service.service._server._context.write_turns) == THREADS + 8)
                 assert other.get("/v1/instances", timeout=8).status_code == 200
-            assert {answer.result().status_code for answer in asked} == {201}
+            assert {answer.result().status_code for answer in answers} == {201}
 
 
 class TestEvaluations:
@@ -140,43 +146,44 @@ class TestRates:
     """A request that needs the scheduler counts more than one that reads a row."""
 
     def test_each_request_counts_by_its_cost(self, limited: RunningService) -> None:
-        with limited.client as admin, member(admin, "asks") as asks:
-            made = asks.create(gpus={"count": 64})
+        with limited.client as admin, member(admin, "asks") as caller:
+            made = caller.create(gpus={"count": 64})
 
-            def left(method: str, path: str, **more: Any) -> tuple[str, int]:
-                answer = asks.request(method, path, **more)
+            def remaining_after(method: str, path: str, **more: Any) -> tuple[str, int]:
+                """Send a request; return its class and the remaining requests of that class."""
+                answer = caller.request(method, path, **more)
                 name, remaining, _ = answer.headers["ratelimit"].split(";")
                 return name.strip('"'), int(remaining.removeprefix("r="))
 
-            most = REQUESTS_OF["read"] - 1
-            assert left("GET", f"/v1/instances/{made['id']}") == ("read", most - 1)
-            assert left("GET", f"/v1/instances/{made['id']}/explain") == ("read", most - 1 - SCHEDULER_COST)
-            assert left("GET", "/v1/queue") == ("read", most - 1 - 2 * SCHEDULER_COST)
+            most = REQUESTS_OF["read"] - 1  # `member` has sent a request
+            assert remaining_after("GET", f"/v1/instances/{made['id']}") == ("read", most - 1)
+            assert remaining_after("GET", f"/v1/instances/{made['id']}/explain") == (
+                "read",
+                most - 1 - SCHEDULER_COST,
+            )
+            assert remaining_after("GET", "/v1/queue") == ("read", most - 1 - 2 * SCHEDULER_COST)
             group = {"name": "g", "count": 2, "template": PENDING}
             most = REQUESTS_OF["write"]
-            assert left("POST", "/v1/instance-groups", json=group) == ("write", most - 2)
+            assert remaining_after("POST", "/v1/instance-groups", json=group) == ("write", most - 2)
             after = most - 3 - DRY_RUN_EXTRA
-            assert left("POST", "/v1/instances?dry_run=true", json=PENDING) == ("write", after)
+            assert remaining_after("POST", "/v1/instances?dry_run=true", json=PENDING) == ("write", after)
             after -= 1 + IMMEDIATE_EXTRA
             at_once = {**PENDING, "on_capacity": "fail"}
-            assert left("POST", "/v1/instances", json=at_once) == ("write", after)
+            assert remaining_after("POST", "/v1/instances", json=at_once) == ("write", after)
 
     def test_a_request_over_the_limit_is_rejected_with_a_delay_and_its_cost(
         self, limited: RunningService
     ) -> None:
-        with limited.client as admin, member(admin, "asks") as asks:
-            made = asks.create(gpus={"count": 64})
+        with limited.client as admin, member(admin, "asks") as caller:
+            made = caller.create(gpus={"count": 64})
             path = f"/v1/instances/{made['id']}/explain"
             for _ in range((REQUESTS_OF["read"] - 1) // SCHEDULER_COST):
-                assert asks.get(path).status_code == 200
-            rejected = asks.get(path)
+                assert caller.get(path).status_code == 200
+            rejected = caller.get(path)
             assert f"counts as {SCHEDULER_COST}" in problem(rejected, 429, "too_many_requests")["detail"]
             assert rejected.elapsed.total_seconds() >= DELAY_S
-            assert asks.get(f"/v1/instances/{made['id']}").status_code == 200
+            assert caller.get(f"/v1/instances/{made['id']}").status_code == 200
             assert admin.get(path).elapsed.total_seconds() < DELAY_S
-
-
-REQUESTS_OF = {str(kind): most for kind, most in REQUESTS.items()}
 
 
 class TestEvents:
@@ -188,34 +195,30 @@ class TestEvents:
         self, service: RunningService, client: Client
     ) -> None:
         with (
-            member(client, "follows") as follows,
-            member(client, "makes") as makes,
-            event_streams(service, follows, self.FOLLOWERS) as streams,
-            statements_with(service, PAGES) as reads,
+            member(client, "follows") as follower,
+            member(client, "makes") as creator,
+            event_streams(service, follower, self.FOLLOWERS) as streams,
+            statements_with(service, PAGE_QUERY) as reads,
         ):
             for _ in range(5):
-                makes.create(gpus={"count": 64})
+                creator.create(gpus={"count": 64})
             assert len(reads) == 0
-            made = follows.create(gpus={"count": 64})
+            made = follower.create(gpus={"count": 64})
             assert {next(stream)["data"]["instance_id"] for stream in streams} == {made["id"]}
 
     def test_followers_of_one_project_share_their_reads(
         self, service: RunningService, client: Client
     ) -> None:
         with (
-            member(client, "follows") as follows,
-            event_streams(service, follows, self.FOLLOWERS) as streams,
-            statements_with(service, PAGES) as reads,
+            member(client, "follows") as follower,
+            event_streams(service, follower, self.FOLLOWERS) as streams,
+            statements_with(service, PAGE_QUERY) as reads,
         ):
-            made = [follows.create(gpus={"count": 64})["id"] for _ in range(3)]
+            made = [follower.create(gpus={"count": 64})["id"] for _ in range(3)]
             for stream in streams:
                 assert [next(stream)["data"]["instance_id"] for _ in made] == made
-            # Unshared, each follower would read once per event, and once more to find no further event.
+            # Unshared, each follower would read once per event, and once more to find no other event.
             assert len(reads) <= self.FOLLOWERS
-
-
-# A part of the query in `control/events.py`, as SQLAlchemy renders it.
-PAGES = "WHERE events.seq >"
 
 
 @contextmanager

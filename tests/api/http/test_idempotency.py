@@ -1,7 +1,7 @@
 """Requests with the same idempotency key get the same answer."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -26,8 +26,6 @@ from tests.testbed.waiting import wait_until
 pytestmark = pytest.mark.both_databases
 
 IMAGE = "mooring-test/busybox:1"
-
-
 ENCRYPTOR = Encryptor([Fernet.generate_key().decode()])
 
 
@@ -44,9 +42,8 @@ def test_a_repeat_gets_the_first_answer_byte_for_byte(sandbox: Sandbox) -> None:
     first = _post(sandbox.client, "/v1/instances", sandbox.node.name, body)
     assert first.status_code == 201
     assert "idempotency-replayed" not in first.headers
-    sandbox.client.wait(
-        first.json()["id"], "scheduled"
-    )  # the instance has changed, the stored answer has not
+    # The instance changes, the stored answer does not.
+    sandbox.client.wait(first.json()["id"], "scheduled")
     again = _post(sandbox.client, "/v1/instances", sandbox.node.name, body)
     assert (again.status_code, again.content) == (201, first.content)
     assert again.headers["idempotency-replayed"] == "true"
@@ -55,10 +52,7 @@ def test_a_repeat_gets_the_first_answer_byte_for_byte(sandbox: Sandbox) -> None:
     assert again.headers["x-request-id"] != first.headers["x-request-id"]
 
 
-@pytest.mark.parametrize(
-    "change",
-    ["body", "bytes", "path", "query"],
-)
+@pytest.mark.parametrize("change", ["body", "bytes", "path", "query"])
 def test_a_key_with_another_request_is_rejected(sandbox: Sandbox, change: str) -> None:
     key, body = f"one-{sandbox.node.name}", {"image": IMAGE, "labels": {"a": "1"}}
     assert _post(sandbox.client, "/v1/instances", key, body).status_code == 201
@@ -138,7 +132,7 @@ def test_a_command_runs_once_per_key_unless_its_node_rejected_it(sandbox: Sandbo
     problem(exec_with_frames(refusal, same_key_meanwhile), 409, "not_running")
     done = exec_with_frames(b'{"stream": "stdout", "text": "root"}\n{"exit_code": 7}\n')
     assert done.json() == {"exit_code": 7, "stdout": "root", "stderr": "", "truncated": False}
-    again = _post(sandbox.client, path, key, {"command": ["id"]})  # no node gets this request
+    again = _post(sandbox.client, path, key, {"command": ["id"]})  # does not reach the node
     assert (again.content, again.headers["idempotency-replayed"]) == (done.content, "true")
     assert sandbox.node.stream_requests() == []
     with sandbox.service.plane.database.read() as session:  # the output may contain a secret
@@ -189,7 +183,7 @@ def _age(service: RunningService, key: str, by: timedelta) -> None:
 
 
 @pytest.fixture
-def database(database_url: str) -> Any:
+def database(database_url: str) -> Iterator[Database]:
     made = Database(database_url, Signals())
     yield made
     made.dispose()
@@ -200,12 +194,12 @@ def test_a_claimed_key_stays_in_progress_until_stored_abandoned_or_expired(
 ) -> None:
     def claim() -> idempotency.StoredAnswer | None:
         with database.write() as session:
-            return idempotency.claim(session, ENCRYPTOR, "me", "key", "print")
+            return idempotency.claim(session, ENCRYPTOR, "me", "key", "fingerprint")
 
     assert claim() is None
     with pytest.raises(IdempotencyInProgress):
         claim()
-    # A command may run for an hour; after that, its replica is known to have died.
+    # A command may run for an hour: without an answer after 70 minutes, the replica that ran it has died.
     with database.write() as session:
         session.execute(update(IdempotencyKey).values(created_at=now() - timedelta(minutes=61)))
     with pytest.raises(IdempotencyInProgress):
@@ -232,30 +226,30 @@ def test_stored_answers_are_limited_per_caller_and_per_project(
     monkeypatch.setattr(idempotency, "MAX_CALLER_BYTES", 1000)
     monkeypatch.setattr(idempotency, "MAX_PROJECT_BYTES", 1500)
 
-    def repeat(caller: str, key: str) -> bytes | None:
-        """The body that a repeat gets of an answer of 600 bytes; None if the answer was not stored."""
+    def replayed_body(caller: str, key: str) -> bytes | None:
+        """Store an answer of 600 bytes; return the body that a repeat gets, or None if it was not stored."""
         with database.write() as session:
-            assert idempotency.claim(session, ENCRYPTOR, caller, key, "print") is None
+            assert idempotency.claim(session, ENCRYPTOR, caller, key, "fingerprint") is None
             answer = idempotency.StoredAnswer(201, b"x" * 600, {"Location": "/v1/x"})
             idempotency.store(session, ENCRYPTOR, caller, key, answer, "prj_1")
         try:
             with database.write() as session:
-                replayed = idempotency.claim(session, ENCRYPTOR, caller, key, "print")
+                replayed = idempotency.claim(session, ENCRYPTOR, caller, key, "fingerprint")
         except ReplayTooLarge as refused:
             assert refused.fields == {"first_status": 201, "location": "/v1/x"}
             return None
         return replayed.body if replayed else None
 
-    assert repeat("me", "1")
-    assert repeat("me", "2") is None  # the caller has 600 bytes of 1000
-    assert repeat("you", "1")
-    assert repeat("they", "1") is None  # the project has 1200 of 1500
+    assert replayed_body("me", "1")
+    assert replayed_body("me", "2") is None  # the caller has 600 bytes of 1000
+    assert replayed_body("you", "1")
+    assert replayed_body("they", "1") is None  # the project has 1200 of 1500
     with database.write() as session:
         keys = idempotency.expired(session, timedelta(0), 1)
         assert keys == [("me", "1")]
         assert idempotency.forget(session, keys, timedelta(0)) == 1
-    assert repeat("they", "2")
-    assert repeat("me", "3") is None  # the project again
+    assert replayed_body("they", "2")
+    assert replayed_body("me", "3") is None  # the project has 1200 of 1500 again
     with database.write() as session:
         keys = idempotency.expired(session, timedelta(0), 10)
         idempotency.forget(session, keys, timedelta(0))
@@ -264,7 +258,7 @@ def test_stored_answers_are_limited_per_caller_and_per_project(
 
 def test_keys_of_different_callers_are_independent(database: Database) -> None:
     with database.write() as session:
-        assert idempotency.claim(session, ENCRYPTOR, "me", "key", "print") is None
-        idempotency.store(session, ENCRYPTOR, "me", "key", idempotency.StoredAnswer(200, b"mine", {}))
+        assert idempotency.claim(session, ENCRYPTOR, "me", "key", "fingerprint") is None
+        idempotency.store(session, ENCRYPTOR, "me", "key", idempotency.StoredAnswer(200, b"{}", {}))
     with database.write() as session:
-        assert idempotency.claim(session, ENCRYPTOR, "you", "key", "other print") is None
+        assert idempotency.claim(session, ENCRYPTOR, "you", "key", "other fingerprint") is None

@@ -69,7 +69,7 @@ def test_an_invalid_query_is_rejected(shared: Client, path: str, query: str) -> 
 
 def test_paging_returns_every_instance_once_during_changes(shared: Client) -> None:
     label = {"walk": "yes"}
-    stay = {shared.create(labels=label, gpus={"count": 64})["id"] for _ in range(120)}
+    permanent = {shared.create(labels=label, gpus={"count": 64})["id"] for _ in range(120)}
     walked: list[str] = []
     cursor: str | None = None
     while True:
@@ -80,13 +80,13 @@ def test_paging_returns_every_instance_once_during_changes(shared: Client) -> No
         if cursor is None:
             break
         assert len(answer["items"]) == 17
-        coming = shared.create(labels=label, gpus={"count": 64})["id"]
+        created = shared.create(labels=label, gpus={"count": 64})["id"]
         if len(walked) > 60:
-            shared.delete(f"/v1/instances/{coming}")
-        stay.discard(walked[-1])
+            shared.delete(f"/v1/instances/{created}")
+        permanent.discard(walked[-1])
         shared.delete(f"/v1/instances/{walked[-1]}")  # the instance that the cursor points at
     assert len(walked) == len(set(walked))
-    assert stay <= set(walked)
+    assert permanent <= set(walked)
     assert walked == sorted(walked, reverse=True)
 
 

@@ -23,6 +23,7 @@ def test_changing_name_and_labels_changes_nothing_else(sandbox: Sandbox) -> None
     shown = changed.json()
     assert (shown["name"], shown["labels"]) == ("after", {"team": "b"})
     assert shown["version"] > made["version"]
+    # The scheduler may set the reason and the queue position meanwhile.
     ignored = {"name", "labels", "version", "reason", "queue_position"}
     assert {k: v for k, v in shown.items() if k not in ignored} == {
         k: v for k, v in made.items() if k not in ignored
@@ -66,16 +67,15 @@ def test_a_name_in_use_is_rejected_until_its_instance_is_deleted(shared: Client)
     shared.create(name="taken-1")
     second = shared.create(name="taken-2")
     problem(shared.patch(_path(second["id"]), json={"name": "taken-1"}), 409, "name_taken")
-    assert shared.patch(_path(second["id"]), json={"name": "taken-2"}).status_code == 200  # its own
+    assert shared.patch(_path(second["id"]), json={"name": "taken-2"}).status_code == 200  # its own name
     shared.delete("/v1/instances/" + shared.items("/v1/instances", name="taken-1")[0]["id"])
     assert shared.patch(_path(second["id"]), json={"name": "taken-1"}).status_code == 200
 
 
 def test_a_stale_etag_changes_nothing(shared: Client) -> None:
     made = shared.create(gpus={"count": 64})
-    wait_until(
-        lambda: shared.instance(made["id"])["reason"]["code"] != "queued"
-    )  # the scheduling cycle is over
+    # Once the scheduler has set the reason, only the test changes the version.
+    wait_until(lambda: shared.instance(made["id"])["reason"]["code"] != "queued")
     answer = shared.patch(_path(made["id"]), json={"labels": {"a": "1"}})
     fresh, stale = answer.headers["etag"], '"1"'
     assert fresh == f'"{answer.json()["version"]}"' == shared.get(_path(made["id"])).headers["etag"]
@@ -108,10 +108,10 @@ def test_a_changed_duration_counts_from_the_start(sandbox: Sandbox) -> None:
     before = sandbox.client.instance(assignment.instance_id)
     assert before["expires_at"] is not None
     path = _path(assignment.instance_id)
-    none = sandbox.client.patch(path, json={"max_duration_s": None}).json()
-    assert (none["max_duration_s"], none["expires_at"]) == (None, None)
-    again = sandbox.client.patch(path, json={"max_duration_s": 3600}).json()
-    assert (again["max_duration_s"], again["expires_at"]) == (3600, before["expires_at"])
+    unlimited = sandbox.client.patch(path, json={"max_duration_s": None}).json()
+    assert (unlimited["max_duration_s"], unlimited["expires_at"]) == (None, None)
+    limited = sandbox.client.patch(path, json={"max_duration_s": 3600}).json()
+    assert (limited["max_duration_s"], limited["expires_at"]) == (3600, before["expires_at"])
 
 
 def test_setting_the_duration_of_an_ended_instance_does_not_set_its_expiry(sandbox: Sandbox) -> None:

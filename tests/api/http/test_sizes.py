@@ -26,8 +26,8 @@ def test_a_page_of_large_instances_is_shortened_without_losing_any(
     monkeypatch.setattr(rendered, "_MAX_PAGE_BYTES", 25_000)
     seen, sizes, cursor = [], [], None
     while True:
-        asked = {"limit": 4} | ({"cursor": cursor} if cursor else {})
-        answer = client.get("/v1/instances", params=asked).json()
+        params = {"limit": 4} | ({"cursor": cursor} if cursor else {})
+        answer = client.get("/v1/instances", params=params).json()
         seen += [item["id"] for item in answer["items"]]
         sizes.append(len(answer["items"]))
         cursor = answer["next_cursor"]

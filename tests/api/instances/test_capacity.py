@@ -1,5 +1,7 @@
 """Dry runs, immediate placement and explanations."""
 
+from typing import Any
+
 import httpx
 import pytest
 
@@ -11,7 +13,7 @@ from tests.testbed.waiting import wait_until
 pytestmark = pytest.mark.both_databases
 
 IMAGE = "mooring-test/busybox:1"
-# Without it, three GPUs get three eighths of the node, and CPUs and memory are refusal reasons too.
+# Without these fields, three of eight GPUs need three eighths of the node's CPUs and memory too.
 SMALL = {"cpus": 1, "memory_mib": 1024}
 
 
@@ -44,7 +46,8 @@ def test_a_dry_run_lists_why_each_node_is_unsuitable(client: Client, node: WireN
     }
     refusal = by_node_and_code["gpu-2", "insufficient_gpus"]
     assert refusal["node_id"] == other.id
-    assert ("9" in refusal["wanted"], "1" in refusal["had"]) == (True, True)
+    assert "9" in refusal["wanted"]
+    assert "1" in refusal["had"]
     other.close()
 
 
@@ -86,7 +89,9 @@ def test_explain_follows_changes_of_the_cluster(client: Client, node: WireNode) 
     assert "best: 2 on gpu-1" in explained["reason"]["message"]
 
     client.post(f"/v1/nodes/{node.id}/cordon")
-    codes = {r["code"] for r in client.get(f"/v1/instances/{waiting['id']}/explain").json()["refusals"]}
+    codes = {
+        refusal["code"] for refusal in client.get(f"/v1/instances/{waiting['id']}/explain").json()["refusals"]
+    }
     assert codes == {"insufficient_gpus", "node_cordoned"}
 
     placed = client.get(f"/v1/instances/{first['id']}/explain").json()
@@ -95,9 +100,9 @@ def test_explain_follows_changes_of_the_cluster(client: Client, node: WireNode) 
 
 
 def test_instance_types_count_all_and_available_gpus(client: Client, node: WireNode) -> None:
-    kinds = {kind["gpu_count"]: kind for kind in client.items("/v1/instance-types")}
-    assert sorted(kinds) == [1, 2, 4, 8]
-    assert kinds[8] == {
+    types = _types_by_gpu_count(client)
+    assert sorted(types) == [1, 2, 4, 8]
+    assert types[8] == {
         "name": "h100-80gb-hbm3-x8",
         "gpu_model": "NVIDIA H100 80GB HBM3",
         "gpu_memory_mib": 81559,
@@ -111,15 +116,19 @@ def test_instance_types_count_all_and_available_gpus(client: Client, node: WireN
         "currency": None,
     }
     client.wait(client.create(gpus={"count": 3})["id"], "scheduled")
-    kinds = {kind["gpu_count"]: kind for kind in client.items("/v1/instance-types")}
-    assert [(kinds[n]["total"], kinds[n]["available"]) for n in (1, 2, 4, 8)] == [
+    types = _types_by_gpu_count(client)
+    assert [(types[n]["total"], types[n]["available"]) for n in (1, 2, 4, 8)] == [
         (8, 5),
         (4, 2),
         (2, 1),
         (1, 0),
     ]
     client.post(f"/v1/nodes/{node.id}/cordon")
-    assert {kind["available"] for kind in client.items("/v1/instance-types")} == {0}
+    assert {each["available"] for each in client.items("/v1/instance-types")} == {0}
+
+
+def _types_by_gpu_count(client: Client) -> dict[int, dict[str, Any]]:
+    return {each["gpu_count"]: each for each in client.items("/v1/instance-types")}
 
 
 def test_pending_instances_are_placed_oldest_first(client: Client, node: WireNode) -> None:
@@ -130,6 +139,6 @@ def test_pending_instances_are_placed_oldest_first(client: Client, node: WireNod
         for assignment in node.sync(instances=None).assignments:
             client.delete(f"/v1/instances/{assignment.instance_id}")
         node.sync(instances=None)
-        node.sync()  # its container is gone
+        node.sync()  # the container of the deleted instance is gone
         client.wait(expected, "scheduled")
         assert len(client.items("/v1/instances", state="scheduled")) == 1

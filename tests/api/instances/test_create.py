@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from mooring.schemas.instances import InstanceCreate
 from tests.api.conftest import Sandbox
 from tests.concurrency import run_concurrently
 from tests.problems import problem
@@ -13,8 +14,9 @@ IMAGE = "mooring-test/busybox:1"
 
 
 def test_every_field_of_the_request_is_returned(sandbox: Sandbox) -> None:
-    asked = {
+    body = {
         "name": "full",
+        "project_id": sandbox.service.plane.identity.default_project_id,
         "image": "registry.example:5000/team/tool:1.2@sha256:" + "a" * 64,
         "command": ["python", "-c", "print('ä\\n😀')"],
         "entrypoint": ["/bin/sh"],
@@ -32,6 +34,7 @@ def test_every_field_of_the_request_is_returned(sandbox: Sandbox) -> None:
         },
         "cpus": 0.5,
         "memory_mib": 65536,
+        "disk_mib": 20480,
         "shm_mib": 8192,
         "ports": [{"container": 8888, "protocol": "udp"}],
         "labels": {"team": "vision", "a.b/c": "1"},
@@ -45,10 +48,11 @@ def test_every_field_of_the_request_is_returned(sandbox: Sandbox) -> None:
         "preemption_grace_s": 5,
         "node_selector": {"sandbox": sandbox.node.name},
     }
-    answer = sandbox.client.post("/v1/instances", json=asked)
+    answer = sandbox.client.post("/v1/instances", json=body)
     assert answer.status_code == 201, answer.text
     shown = answer.json()
-    assert {key: shown[key] for key in asked} == asked
+    assert body.keys() == InstanceCreate.model_fields.keys()
+    assert {key: shown[key] for key in body} == body
     assert answer.headers["location"] == f"/v1/instances/{shown['id']}"
     assert answer.headers["etag"] == '"1"'
     assert (shown["state"], shown["desired_state"], shown["attempt"], shown["generation"]) == (
@@ -152,13 +156,14 @@ def test_an_invalid_field_is_rejected_and_named(
     assert document["retryable"] is False
 
 
-def test_cpus_and_memory_default_to_the_gpus_share_of_the_node(sandbox: Sandbox) -> None:
-    share = sandbox.placed(gpus={"count": 2})
-    assert (share.cpus, share.memory_mib) == (16, 524_288 * 98 // 100 * 2 // 8)
-    shown = sandbox.client.instance(share.instance_id)
+def test_cpus_and_memory_default_to_the_proportion_of_the_nodes_gpus(sandbox: Sandbox) -> None:
+    assignment = sandbox.placed(gpus={"count": 2})
+    # Two of the eight GPUs; 2 % of the node's memory is never allocated.
+    assert (assignment.cpus, assignment.memory_mib) == (16, 524_288 * 98 // 100 * 2 // 8)
+    shown = sandbox.client.instance(assignment.instance_id)
     assert shown["granted"] == {
         "cpus": 16,
-        "memory_mib": share.memory_mib,
+        "memory_mib": assignment.memory_mib,
         "disk_mib": 10 * 1024,
         "isolation": "exclusive",
         "link_score": 1.0,
@@ -170,20 +175,20 @@ def test_cpus_and_memory_default_to_the_gpus_share_of_the_node(sandbox: Sandbox)
 
 
 def test_names_are_generated_from_the_image(shared: Client) -> None:
-    answer = shared.post("/v1/instances", json={"image": "reg.example:5000/Team/My_Tool:1".lower()})
+    answer = shared.post("/v1/instances", json={"image": "reg.example:5000/team/my_tool:1"})
     assert answer.json()["name"].startswith("my-tool-")
     names = {shared.create()["name"] for _ in range(20)}
     assert len(names) == 20
 
 
 def test_a_name_is_in_use_until_its_instance_is_deleted(sandbox: Sandbox) -> None:
-    first = sandbox.placed(name="mine")
-    taken = sandbox.client.post("/v1/instances", json={"image": IMAGE, "name": "mine"})
-    assert problem(taken, 409, "name_taken")["name"] == "mine"
+    first = sandbox.placed(name="only")
+    taken = sandbox.client.post("/v1/instances", json={"image": IMAGE, "name": "only"})
+    assert problem(taken, 409, "name_taken")["name"] == "only"
     sandbox.client.delete(f"/v1/instances/{first.instance_id}")
-    problem(sandbox.client.post("/v1/instances", json={"image": IMAGE, "name": "mine"}), 409, "name_taken")
+    problem(sandbox.client.post("/v1/instances", json={"image": IMAGE, "name": "only"}), 409, "name_taken")
     sandbox.sync()
-    assert sandbox.create(name="mine")["id"] != first.instance_id
+    assert sandbox.create(name="only")["id"] != first.instance_id
 
 
 def test_an_instance_publishes_at_most_eight_ports(shared: Client) -> None:

@@ -1,4 +1,4 @@
-"""Allowed images of a project; every start of an instance runs the image of its first start."""
+"""Allowed images and security profiles of projects; every start runs the image of the first start."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from tests.nodes import observed
 from tests.problems import problem
 from tests.service import Client
 
-OURS = "docker.io/pytorch/*"
+PYTORCH = "docker.io/pytorch/*"
 FIRST, OTHER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 
 
@@ -28,17 +28,17 @@ def _change(client: Client, project: str, **fields: Any) -> None:
 
 def test_only_images_that_match_a_pattern_are_accepted(sandbox: Sandbox, project: str) -> None:
     client = sandbox.client
-    _change(client, project, allowed_images=[OURS, "ghcr.io/org/x"])
+    _change(client, project, allowed_images=[PYTORCH, "ghcr.io/org/x"])
     body = {"image": "ghcr.io/org/other:1", "project_id": project}
     rejected = problem(client.post("/v1/instances", json=body), 403, "image_not_allowed")
-    assert (rejected["image"], rejected["allowed"]) == ("ghcr.io/org/other:1", [OURS, "ghcr.io/org/x"])
-    assert OURS in rejected["detail"]
+    assert (rejected["image"], rejected["allowed"]) == ("ghcr.io/org/other:1", [PYTORCH, "ghcr.io/org/x"])
+    assert PYTORCH in rejected["detail"]
     problem(client.post("/v1/instances?dry_run=true", json=body), 403, "image_not_allowed")
     assert client.items("/v1/instances", project_id=project) == []
     sandbox.create(image="pytorch/pytorch:2.8", project_id=project)
     sandbox.create(image="index.docker.io/pytorch/pytorch@" + FIRST, project_id=project)
     sandbox.create(image="ghcr.io/org/x:1", project_id=project)
-    sandbox.create(image="ghcr.io/org/other:1")  # of another project
+    sandbox.create(image="ghcr.io/org/other:1")  # an instance of another project
     _change(client, project, allowed_images=[])
     rejected = problem(client.post("/v1/instances", json=body), 403, "image_not_allowed")
     assert "none at all" in rejected["detail"]
@@ -49,16 +49,16 @@ def test_only_images_that_match_a_pattern_are_accepted(sandbox: Sandbox, project
 def test_a_stricter_list_applies_from_the_next_start(sandbox: Sandbox, project: str) -> None:
     client = sandbox.client
     assignment = sandbox.running(image="pytorch/pytorch:1", project_id=project)
-    one = f"/v1/instances/{assignment.instance_id}"
+    path = f"/v1/instances/{assignment.instance_id}"
     _change(client, project, allowed_images=["busybox"])
-    problem(client.post(f"{one}/restart"), 403, "image_not_allowed")
+    problem(client.post(f"{path}/restart"), 403, "image_not_allowed")
     assert client.instance(assignment.instance_id)["state"] == "running"
-    client.post(f"{one}/stop")
+    client.post(f"{path}/stop")
     sandbox.sync(observed(assignment, "exited", exit_code=0))
-    problem(client.post(f"{one}/start"), 403, "image_not_allowed")
+    problem(client.post(f"{path}/start"), 403, "image_not_allowed")
     assert client.instance(assignment.instance_id)["state"] == "stopped"
-    _change(client, project, allowed_images=["busybox", OURS])
-    assert client.post(f"{one}/start").status_code == 202
+    _change(client, project, allowed_images=["busybox", PYTORCH])
+    assert client.post(f"{path}/start").status_code == 202
 
 
 @pytest.mark.parametrize(
@@ -73,18 +73,18 @@ def test_every_start_uses_the_digest_of_the_first_start(sandbox: Sandbox) -> Non
     first = sandbox.placed()
     assert first.image_digest is None
     sandbox.sync(observed(first, "running", image_digest=FIRST))
-    one = f"/v1/instances/{first.instance_id}"
+    path = f"/v1/instances/{first.instance_id}"
 
-    sandbox.client.post(f"{one}/restart")
+    sandbox.client.post(f"{path}/restart")
     (second,) = sandbox.sync(instances=None).assignments
     assert (second.attempt, second.image_digest) == (2, FIRST)
-    # A node that reports another digest does not change the one to run.
-    (reported,) = sandbox.sync(observed(second, "running", image_digest=OTHER)).assignments
-    assert reported.image_digest == sandbox.client.instance(first.instance_id)["image_digest"] == FIRST
+    # Another digest in a report does not change the digest to run.
+    (assignment,) = sandbox.sync(observed(second, "running", image_digest=OTHER)).assignments
+    assert assignment.image_digest == sandbox.client.instance(first.instance_id)["image_digest"] == FIRST
 
-    sandbox.client.post(f"{one}/stop")
+    sandbox.client.post(f"{path}/stop")
     sandbox.sync(observed(second, "exited", exit_code=0, image_digest=OTHER))
-    sandbox.client.post(f"{one}/start")
+    sandbox.client.post(f"{path}/start")
     assert sandbox.client.wait(first.instance_id, "scheduled")["image_digest"] == FIRST
     third = sandbox.assignment(first.instance_id)
     assert (third.attempt, third.image_digest) == (3, FIRST)

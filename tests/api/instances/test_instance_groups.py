@@ -18,6 +18,7 @@ from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
 
 GROUPS = "/v1/instance-groups"
+_UNPLACEABLE = {"image": "mooring-test/busybox:1", "node_selector": {"sandbox": "nowhere"}}
 _number = count(1)
 
 
@@ -65,20 +66,20 @@ class NodePair:
         return dict(self.client.get(f"{GROUPS}/{group_id}").json())
 
     def assignments(self) -> list[Assignment]:
-        """The assignments of both nodes, sorted by name; the reports for them do not list instances."""
+        """Both nodes' assignments, sorted by name, from answers to reports that do not list instances."""
         answers = [node.sync(instances=None) for node in self.nodes]
-        return sorted((each for of in answers for each in of.assignments), key=lambda each: each.name)
+        return sorted((each for answer in answers for each in answer.assignments), key=lambda each: each.name)
 
     def send_reports(self, phase: str, *names: str, **fields: Any) -> None:
-        """Both nodes report these members (default: all) in this phase and the others as running."""
+        """Both nodes report these members (default: all) in this phase, and the other members as running."""
         for node in self.nodes:
-            there = node.sync(instances=None).assignments
+            assignments = node.sync(instances=None).assignments
             node.sync(
                 *(
                     observed(each, phase, **fields)
                     if not names or each.name in names
                     else observed(each, "running")
-                    for each in there
+                    for each in assignments
                 )
             )
 
@@ -125,7 +126,7 @@ def test_members_are_placed_together_and_know_one_another(node_pair: NodePair) -
     assert instance["labels"] == {"team": "vision"}
 
 
-def test_members_on_a_swarm_use_an_overlay_that_the_manager_creates(node_pair: NodePair) -> None:
+def test_members_on_a_swarm_use_an_overlay_that_the_manager_creates_and_removes(node_pair: NodePair) -> None:
     group = node_pair.placed(name="spans", network={"encrypted": True})
     assert group["network"] == {"mode": "auto", "encrypted": True, "used": "overlay"}
     name = f"mooring-{group['id']}"
@@ -137,7 +138,6 @@ def test_members_on_a_swarm_use_an_overlay_that_the_manager_creates(node_pair: N
     assert (overlay.name, overlay.group_id, overlay.encrypted) == (name, group["id"], True)
     assert overlay.project_id == group["project_id"]
     assert other.overlays == []
-    # The manager's long poll is answered immediately.
     node_pair.send_reports("running")
     node_pair.client.delete(f"{GROUPS}/{group['id']}")
     for node in node_pair.nodes:
@@ -155,7 +155,7 @@ def test_members_on_one_node_use_a_bridge_network(node_pair: NodePair) -> None:
 
 def test_without_a_swarm_members_wait_unless_host_network_is_allowed(shared: Client) -> None:
     node_pair = NodePair(shared, swarm=False)
-    project = shared.get("/v1/me").json()["project"] or shared.items("/v1/projects", name="default")[0]
+    (project,) = shared.items("/v1/projects", name="default")
     path = f"/v1/projects/{project['id']}"
     try:
         group = node_pair.group(name="apart")
@@ -169,8 +169,8 @@ def test_without_a_swarm_members_wait_unless_host_network_is_allowed(shared: Cli
         assert shared.patch(path, json={"host_network": True}).status_code == 200
         group = node_pair.wait_for(group["id"], "starting")
         assert group["network"]["used"] == "host"
-        home = {node.id: node.facts.address for node in node_pair.nodes}
-        address = home[group["members"][0]["node_id"]]
+        addresses = {node.id: node.facts.address for node in node_pair.nodes}
+        address = addresses[group["members"][0]["node_id"]]
         assert {each.env["MASTER_ADDR"] for each in node_pair.memberships().values()} == {address}
     finally:
         shared.patch(path, json={"host_network": False})
@@ -189,9 +189,7 @@ def test_a_group_succeeds_when_all_members_have_succeeded(node_pair: NodePair) -
     group = node_pair.running(name="ends")
     node_pair.send_reports("exited", "ends-1", exit_code=0)
     assert node_pair.get(group["id"])["state"] == "running"
-    for node in node_pair.nodes:
-        there = node.sync(instances=None).assignments
-        node.sync(*(observed(each, "exited", exit_code=0) for each in there))
+    node_pair.send_reports("exited", exit_code=0)
     assert node_pair.wait_for(group["id"], "succeeded")["actions"] == ["start", "delete"]
 
 
@@ -202,9 +200,7 @@ def test_a_failed_member_fails_the_group(node_pair: NodePair) -> None:
     assert stopping["reason"]["code"] == "member_failed"
     assert "member 1 (falls-1)" in stopping["reason"]["message"]
     assert stopping["members"][0]["reason"]["code"] == "member_failed"
-    for node in node_pair.nodes:
-        there = node.sync(instances=None).assignments
-        node.sync(*(observed(each, "exited", exit_code=143) for each in there))
+    node_pair.send_reports("exited", exit_code=143)
     failed = node_pair.wait_for(group["id"], "failed")
     assert [member["state"] for member in failed["members"]] == ["stopped", "failed"]
     # The whole group can be started again.
@@ -225,7 +221,7 @@ def test_a_failed_member_is_restarted_with_restart_member(node_pair: NodePair) -
     assert (
         node_pair.wait_for(group["id"], "running")["members"][1]["node_id"] == group["members"][1]["node_id"]
     )
-    # The network must reach it on any node.
+    # The restarted member could run on either node, so the network still spans both.
     assert again["network"]["used"] == "overlay"
 
 
@@ -261,9 +257,9 @@ def test_a_limit_that_stops_one_member_stops_all(node_pair: NodePair) -> None:
     ended = wait_until(
         lambda: found if (found := node_pair.get(group["id"]))["state"] != "running" else None, timeout_s=10
     )
+    assert ended["state"] in {"stopping", "stopped"}
     wait_until(lambda: node_pair.get(group["id"])["desired_state"] == "stopped")
     assert node_pair.get(group["id"])["reason"]["code"] == "max_duration_reached"
-    assert ended["state"] in {"stopping", "stopped"}
 
 
 def test_a_group_is_stopped_and_deleted_as_a_whole(node_pair: NodePair) -> None:
@@ -320,9 +316,6 @@ def test_a_deleted_running_group_is_gone_after_its_nodes_report_it(node_pair: No
             == 201
         )
     )
-
-
-_UNPLACEABLE = {"image": "mooring-test/busybox:1", "node_selector": {"sandbox": "nowhere"}}
 
 
 def test_most_operations_on_a_single_member_are_rejected(node_pair: NodePair) -> None:
@@ -411,18 +404,17 @@ def test_groups_are_filtered_by_project_name_and_label(shared: Client) -> None:
         GROUPS,
         json={"name": f"found-{next(_number)}", "count": 1, "labels": {"a": "1"}, "template": _UNPLACEABLE},
     ).json()
-    for asked in ({"name": made["name"]}, {"project_id": made["project_id"]}, {"label": "a:1"}):
-        assert made["id"] in {each["id"] for each in shared.items(GROUPS, **asked)}
+    for params in ({"name": made["name"]}, {"project_id": made["project_id"]}, {"label": "a:1"}):
+        assert made["id"] in {each["id"] for each in shared.items(GROUPS, **params)}
     assert shared.items(GROUPS, label="a:2") == []
     member = shared.instance(made["members"][0]["instance_id"])
     assert (member["group_id"], member["group_rank"]) == (made["id"], 0)
 
 
-def test_each_operation_on_a_group_is_an_event(shared: Client) -> None:
-    newest = shared.get("/v1/events", params={"limit": 1, "after": 0}).json()
+def test_the_creation_and_the_stop_of_a_group_are_events(shared: Client) -> None:
     made = shared.post(GROUPS, json={"count": 1, "template": _UNPLACEABLE}).json()
     shared.post(f"{GROUPS}/{made['id']}/stop")
-    after, received = newest["items"][0]["seq"], []
+    after, received = 0, []
     while page := shared.items("/v1/events", after=after, limit=200):
         received += [each for each in page if each["data"].get("group_id") == made["id"]]
         after = page[-1]["seq"]
@@ -438,18 +430,17 @@ def test_a_group_is_preempted_and_placed_again_as_a_whole(database_url: str, tmp
         urgent = admin.create(
             name="urgent", priority=90, gpus={"count": 8}, node_selector={"sandbox": node_pair.name}
         )
-        gone = node_pair.wait_for(group["id"], "stopping")
-        assert {member["reason"]["code"] for member in gone["members"]} == {"preempted"}
-        assert gone["desired_state"] == "running"
-        for node in node_pair.nodes:
-            there = node.sync(instances=None).assignments
-            node.sync(*(observed(each, "exited", exit_code=143) for each in there))
+        preempted = node_pair.wait_for(group["id"], "stopping")
+        assert {member["reason"]["code"] for member in preempted["members"]} == {"preempted"}
+        assert preempted["desired_state"] == "running"
+        node_pair.send_reports("exited", exit_code=143)
         assert admin.wait(urgent["id"], "scheduled")["state"] == "scheduled"
         waiting = node_pair.wait_for(group["id"], "pending")
         assert {member["state"] for member in waiting["members"]} == {"pending"}
         admin.post(f"/v1/instances/{urgent['id']}/stop")
-        for node in (*node_pair.nodes, *node_pair.nodes):
-            node.sync()  # the first answer has the removal, the second report confirms it
+        for _ in range(2):  # the answer to the first report has the removal, the second report confirms it
+            for node in node_pair.nodes:
+                node.sync()
         again = node_pair.wait_for(group["id"], "starting")
         assert {member["attempt"] for member in again["members"]} == {2}
         node_pair.close()

@@ -46,7 +46,7 @@ def _unreachable(sandbox: Sandbox) -> str:
     return instance_id
 
 
-def _ended(exit_code: int) -> Callable[[Sandbox], str]:
+def _exited_with(exit_code: int) -> Callable[[Sandbox], str]:
     def end(sandbox: Sandbox) -> str:
         assignment = sandbox.running(gpus={"count": 2})
         sandbox.sync(observed(assignment, "exited", exit_code=exit_code))
@@ -62,6 +62,7 @@ def _stopped(sandbox: Sandbox) -> str:
     return assignment.instance_id
 
 
+# Functions that create an instance in this state and return its id.
 ENTER_STATE: dict[str, Callable[[Sandbox], str]] = {
     "pending": _pending,
     "scheduled": _scheduled,
@@ -70,8 +71,8 @@ ENTER_STATE: dict[str, Callable[[Sandbox], str]] = {
     "stopping": _stopping,
     "unreachable": _unreachable,
     "stopped": _stopped,
-    "succeeded": _ended(0),
-    "failed": _ended(3),
+    "succeeded": _exited_with(0),
+    "failed": _exited_with(3),
 }
 
 # The state in the 202 answer; None: 409 invalid_transition.
@@ -118,9 +119,9 @@ def _request(client: Client, instance_id: str, operation: str) -> Any:
 
 
 def _require_gpus_only_if_active(sandbox: Sandbox, shown: dict[str, Any]) -> None:
-    held = [gpu["instance_id"] for gpu in sandbox.client.items("/v1/gpus", node_id=sandbox.node.id)]
-    holds = shown["state"] in {"scheduled", "starting", "running", "stopping", "unreachable"}
-    assert held.count(shown["id"]) == (2 if holds else 0)
+    holders = [gpu["instance_id"] for gpu in sandbox.client.items("/v1/gpus", node_id=sandbox.node.id)]
+    is_active = shown["state"] in {"scheduled", "starting", "running", "stopping", "unreachable"}
+    assert holders.count(shown["id"]) == (2 if is_active else 0)
 
 
 def test_repeating_a_stop_is_an_error_only_once_the_instance_has_stopped(sandbox: Sandbox) -> None:
@@ -175,7 +176,7 @@ def test_a_start_places_the_instance_again_and_removes_the_old_container(sandbox
     old = sandbox.running(gpus={"count": 8})
     ended = observed(old, "exited", exit_code=1, reason={"code": "exited_nonzero", "message": "exit 1"})
     sandbox.sync(ended)
-    other = sandbox.placed(gpus={"count": 8})  # uses the GPUs that the first one released
+    other = sandbox.placed(gpus={"count": 8})  # uses the GPUs that the ended instance released
     started = sandbox.client.post(f"/v1/instances/{old.instance_id}/start").json()
     assert (started["state"], started["node_id"], started["devices"]) == ("pending", None, [])
     assert (started["exit_code"], started["reason"]["code"]) == (None, "queued")
@@ -194,9 +195,8 @@ def test_a_delete_can_be_repeated_until_the_instance_is_gone(sandbox: Sandbox) -
     assignment = sandbox.running()
     path = f"/v1/instances/{assignment.instance_id}"
     assert [sandbox.client.delete(path).status_code for _ in range(2)] == [202, 202]
-    sandbox.sync(
-        observed(assignment, "exited", exit_code=143)
-    )  # the container still exists, so the instance is not gone
+    # The container has exited but still exists, so the instance is not gone.
+    sandbox.sync(observed(assignment, "exited", exit_code=143))
     assert sandbox.client.instance(assignment.instance_id)["state"] == "stopping"
     sandbox.sync()
     problem(sandbox.client.delete(path), 404, "not_found")

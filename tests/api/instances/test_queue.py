@@ -32,13 +32,13 @@ def other(client: Client) -> Iterator[Client]:
 
 
 def _wait_for_reason(client: Client, instance_id: str) -> dict[str, Any]:
-    return wait_until(
-        lambda: (
-            found
-            if ((found := client.instance(instance_id))["reason"] or {}).get("code", "queued") != "queued"
-            else None
-        )
-    )
+    """Wait until the scheduler has set the instance's reason; return the instance."""
+
+    def considered() -> dict[str, Any] | None:
+        shown = client.instance(instance_id)
+        return shown if shown["reason"] and shown["reason"]["code"] != "queued" else None
+
+    return wait_until(considered)
 
 
 def _queue(client: Client, **params: Any) -> dict[str, Any]:
@@ -79,29 +79,29 @@ def test_a_group_is_one_entry(client: Client, busy: dict[str, Any]) -> None:
     assert (entries[0]["group_id"], entries[0]["instance_id"]) == (group["id"], None)
 
 
-def test_entries_of_other_projects_show_only_count_and_size(
+def test_entries_of_other_projects_show_no_names_labels_and_ids(
     client: Client, other: Client, busy: dict[str, Any]
 ) -> None:
-    hidden = {"gpus": {"count": 4}, "labels": {"hidden": "hidden"}}
-    mine = [client.create(name=f"hidden-{number}", **hidden) for number in (1, 2)]
-    _wait_for_reason(client, mine[1]["id"])
-    theirs = other.create(name="theirs", gpus={"count": 1})
-    _wait_for_reason(client, theirs["id"])
+    fields = {"gpus": {"count": 4}, "labels": {"hidden": "hidden"}}
+    hidden = [client.create(name=f"hidden-{number}", **fields) for number in (1, 2)]
+    _wait_for_reason(client, hidden[1]["id"])
+    visible = other.create(name="visible", gpus={"count": 1})
+    _wait_for_reason(client, visible["id"])
     listed = other.get("/v1/queue")
     assert "hidden" not in listed.text
-    assert mine[0]["project_id"] not in listed.text
+    assert hidden[0]["project_id"] not in listed.text
     assert busy["id"] not in listed.text
-    # Its project uses nothing: fair share puts it before all but the instance that has a backfill slot.
+    # The other project uses nothing: fair share puts its instance before all that have no backfill slot.
     assert [(each["name"], each["gpus"], each["behind"]) for each in listed.json()["items"]] == [
         (None, 4.0, None),
-        ("theirs", 1.0, "promised"),
+        ("visible", 1.0, "promised"),
         (None, 4.0, "fair_share"),
     ]
     (share,) = listed.json()["shares"]
-    assert (share["project_id"], share["gpus"], share["dominant_share"]) == (theirs["project_id"], 0.0, 0.0)
+    assert (share["project_id"], share["gpus"], share["dominant_share"]) == (visible["project_id"], 0.0, 0.0)
     shares = {each["project_id"]: each for each in _queue(client)["shares"]}
-    assert shares[mine[0]["project_id"]]["dominant_share"] == 1.0
-    assert shares[mine[0]["project_id"]]["gpus"] == 8.0
+    assert shares[hidden[0]["project_id"]]["dominant_share"] == 1.0
+    assert shares[hidden[0]["project_id"]]["gpus"] == 8.0
 
 
 def test_the_documented_order_rules_are_the_schedulers() -> None:
@@ -130,15 +130,15 @@ def test_explain_shows_the_position_and_what_the_start_depends_on(
     client: Client, busy: dict[str, Any]
 ) -> None:
     ahead = client.create(name="ahead", gpus={"count": 8}, max_duration_s=600)
-    waits = client.create(name="waits", gpus={"count": 4})
-    _wait_for_reason(client, waits["id"])
-    listed = client.get(f"/v1/instances/{waits['id']}/explain").json()
-    assert (listed["state"], listed["queue_position"]) == ("pending", 2)
-    assert listed["ahead"] == [
+    waiting = client.create(name="waits", gpus={"count": 4})
+    _wait_for_reason(client, waiting["id"])
+    explained = client.get(f"/v1/instances/{waiting['id']}/explain").json()
+    assert (explained["state"], explained["queue_position"]) == ("pending", 2)
+    assert explained["ahead"] == [
         {"instance_id": ahead["id"], "group_id": None, "name": "ahead", "because": "promised"}
     ]
-    assert listed["starts_at"] > client.get(f"/v1/instances/{ahead['id']}/explain").json()["starts_at"]
-    assert listed["start_node_ids"] == [busy["node_id"]]
+    assert explained["starts_at"] > client.get(f"/v1/instances/{ahead['id']}/explain").json()["starts_at"]
+    assert explained["start_node_ids"] == [busy["node_id"]]
     first = client.get(f"/v1/instances/{ahead['id']}/explain").json()
     assert [each["instance_id"] for each in first["waits_for"]] == [busy["id"]]
     assert first["waits_for"][0]["name"] == "busy"
@@ -150,16 +150,16 @@ def test_explain_counts_instances_of_other_projects_without_naming_them(
     client: Client, other: Client, busy: dict[str, Any]
 ) -> None:
     first = client.create(name="hidden", priority=90, gpus={"count": 8}, max_duration_s=60)
-    waits = other.create(name="waits", gpus={"count": 4})
-    _wait_for_reason(client, waits["id"])
-    listed = other.get(f"/v1/instances/{waits['id']}/explain")
-    assert [trace for trace in (busy["id"], first["id"], "hidden") if trace in listed.text] == []
-    assert listed.json()["ahead"] == [
+    waiting = other.create(name="waits", gpus={"count": 4})
+    _wait_for_reason(client, waiting["id"])
+    explained = other.get(f"/v1/instances/{waiting['id']}/explain")
+    assert [trace for trace in (busy["id"], first["id"], "hidden") if trace in explained.text] == []
+    assert explained.json()["ahead"] == [
         {"instance_id": None, "group_id": None, "name": None, "because": "priority"}
     ]
     client.delete(f"/v1/instances/{first['id']}")
-    listed = other.get(f"/v1/instances/{waits['id']}/explain")
-    assert (listed.json()["waits_for"], listed.json()["waits_for_others"]) == ([], 1)
+    explained = other.get(f"/v1/instances/{waiting['id']}/explain")
+    assert (explained.json()["waits_for"], explained.json()["waits_for_others"]) == ([], 1)
 
 
 def test_explain_shows_what_would_start_now(client: Client, node: WireNode) -> None:
@@ -178,12 +178,12 @@ def test_explain_shows_what_would_start_now(client: Client, node: WireNode) -> N
 
 def test_a_dry_run_lists_what_it_would_wait_for(client: Client, busy: dict[str, Any]) -> None:
     body = {"image": "b", "gpus": {"count": 2}}
-    listed = client.post("/v1/instances?dry_run=true", json=body).json()
-    assert (listed["placeable"], listed["reason"]["code"], listed["queue_position"]) == (
+    outcome = client.post("/v1/instances?dry_run=true", json=body).json()
+    assert (outcome["placeable"], outcome["reason"]["code"], outcome["queue_position"]) == (
         False, "waiting_for_capacity", 1,
     )  # fmt: skip
-    assert listed["starts_at"] is not None
-    assert [each["name"] for each in listed["waits_for"]] == ["busy"]
+    assert outcome["starts_at"] is not None
+    assert [each["name"] for each in outcome["waits_for"]] == ["busy"]
     assert _queue(client)["items"] == []
 
 
@@ -193,10 +193,10 @@ def test_a_group_is_explained_as_a_whole(client: Client, busy: dict[str, Any]) -
     ).json()
     path = f"/v1/instance-groups/{group['id']}"
     wait_until(lambda: client.get(path).json()["reason"]["code"] != "queued")
-    listed = client.get(f"{path}/explain").json()
-    assert (listed["state"], listed["queue_position"]) == ("pending", 1)
-    assert listed["starts_at"] is not None
-    assert "insufficient_gpus" in {refusal["code"] for refusal in listed["refusals"]}
+    explained = client.get(f"{path}/explain").json()
+    assert (explained["state"], explained["queue_position"]) == ("pending", 1)
+    assert explained["starts_at"] is not None
+    assert "insufficient_gpus" in {refusal["code"] for refusal in explained["refusals"]}
     problem(client.get("/v1/instance-groups/none/explain"), 404, "not_found")
 
 

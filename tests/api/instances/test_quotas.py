@@ -28,7 +28,7 @@ MORE_THAN_AVAILABLE = {"count": 60}
 CPUS_PER_GPU = 8
 
 
-class Tenant:
+class LimitedProject:
     """A project with quotas; its instances are placed on the sandbox's nodes."""
 
     def __init__(self, sandbox: Sandbox, name: str = "tenant", **limits: Any) -> None:
@@ -52,7 +52,7 @@ class Tenant:
         }
         answer = self.client.post(path, json=body)
         if answer.status_code == 201:
-            self.sandbox.made.append(answer.json()["id"])
+            self.sandbox.created_ids.append(answer.json()["id"])
         return answer
 
     def create(self, gpus: int = 0, **fields: Any) -> str:
@@ -66,6 +66,7 @@ class Tenant:
         return made
 
     def require_rejected(self, quota: str, limit: float, used: float, asked: float, **fields: Any) -> None:
+        """Fails unless a create with these fields is rejected with these figures."""
         self.require_quota_exceeded(self.post_instance(**fields), quota, limit, used, asked)
 
     def require_quota_exceeded(
@@ -101,12 +102,12 @@ class Tenant:
         )
 
 
-NewTenant = Callable[..., Tenant]
+NewProject = Callable[..., LimitedProject]
 
 
 @pytest.fixture
-def tenant(sandbox: Sandbox) -> NewTenant:
-    return lambda **limits: Tenant(sandbox, **limits)
+def new_project(sandbox: Sandbox) -> NewProject:
+    return lambda **limits: LimitedProject(sandbox, **limits)
 
 
 @pytest.fixture
@@ -134,7 +135,7 @@ OVER_LIMIT: list[tuple[str, dict[str, Any], dict[str, Any], float, float, float]
 
 @pytest.mark.parametrize(("quota", "limits", "body", "limit", "used", "asked"), OVER_LIMIT)
 def test_a_request_over_a_quota_is_rejected_and_the_quota_named(
-    tenant: NewTenant,
+    new_project: NewProject,
     quota: str,
     limits: dict[str, Any],
     body: dict[str, Any],
@@ -142,7 +143,7 @@ def test_a_request_over_a_quota_is_rejected_and_the_quota_named(
     used: float,
     asked: float,
 ) -> None:
-    project = tenant(**limits)
+    project = new_project(**limits)
     assert project.post_instance(**body).status_code == 201
     project.require_rejected(quota, limit, used, asked, **body)
     # A dry run and an immediate create get the same answer; none of the rejected requests leaves an instance.
@@ -154,20 +155,20 @@ def test_a_request_over_a_quota_is_rejected_and_the_quota_named(
     assert project.states().total() == 1
 
 
-def test_a_quota_applies_to_one_project(tenant: NewTenant, sandbox: Sandbox) -> None:
-    project = tenant(instances=0, gpus=0)
+def test_a_quota_applies_to_one_project(new_project: NewProject, sandbox: Sandbox) -> None:
+    project = new_project(instances=0, gpus=0)
     project.require_rejected("instances", 0, 0, 1)
     sandbox.create()
 
 
-def test_a_gpu_quota_does_not_limit_instances_without_gpus(tenant: NewTenant) -> None:
-    project = tenant(gpus=0, gpus_by_model={"H100": 0})
+def test_a_gpu_quota_does_not_limit_instances_without_gpus(new_project: NewProject) -> None:
+    project = new_project(gpus=0, gpus_by_model={"H100": 0})
     project.placed()
     project.require_rejected("gpus", 0, 0, 1, gpus={"count": 1})
 
 
-def test_pending_instances_count_towards_quotas(tenant: NewTenant) -> None:
-    project = tenant(gpus=61, cpus=4)
+def test_pending_instances_count_towards_quotas(new_project: NewProject) -> None:
+    project = new_project(gpus=61, cpus=4)
     waiting = project.create(60, cpus=3)
     wait_until(lambda: project.reason(waiting)["code"] == "never_placeable")
     project.require_rejected("gpus", 61, 60, 2, gpus={"count": 2})
@@ -175,8 +176,8 @@ def test_pending_instances_count_towards_quotas(tenant: NewTenant) -> None:
     assert (project.usage["gpus"], project.usage["cpus"]) == (60, 3)
 
 
-def test_64_concurrent_creates_get_exactly_the_quota(tenant: NewTenant) -> None:
-    project = tenant(gpus=8, gpus_by_model={"H100": 20}, cpus=1000)
+def test_64_concurrent_creates_get_exactly_the_quota(new_project: NewProject) -> None:
+    project = new_project(gpus=8, gpus_by_model={"H100": 20}, cpus=1000)
     answers = run_concurrently(64, lambda _n: project.post_instance(gpus={"count": 1}, **SMALL))
     assert Counter(answer.status_code for answer in answers) == {201: 8, 403: 56}
     for answer in answers:
@@ -185,18 +186,18 @@ def test_64_concurrent_creates_get_exactly_the_quota(tenant: NewTenant) -> None:
     assert project.usage["gpus"] == project.states().total() == 8
 
 
-def test_64_concurrent_immediate_creates_get_exactly_the_quota(tenant: NewTenant) -> None:
-    project = tenant(cpus=5 * CPUS_PER_GPU)
+def test_64_concurrent_immediate_creates_get_exactly_the_quota(new_project: NewProject) -> None:
+    project = new_project(cpus=5 * CPUS_PER_GPU)
     answers = run_concurrently(64, lambda _n: project.post_instance(gpus={"count": 1}, on_capacity="fail"))
     assert Counter(answer.status_code for answer in answers) == {201: 5, 403: 59}
     assert project.usage["cpus"] == 5 * CPUS_PER_GPU
 
 
-def test_concurrent_starts_and_creates_get_exactly_the_quota(tenant: NewTenant) -> None:
-    project = tenant(instances=6)
+def test_concurrent_starts_and_creates_get_exactly_the_quota(new_project: NewProject) -> None:
+    project = new_project(instances=6)
     ended = [project.create(60) for _ in range(6)]
-    for one in ended:
-        assert project.client.post(f"/v1/instances/{one}/stop").status_code == 202
+    for instance_id in ended:
+        assert project.client.post(f"/v1/instances/{instance_id}/stop").status_code == 202
     assert project.usage["instances"] == 0
 
     def act(number: int) -> int:
@@ -210,8 +211,8 @@ def test_concurrent_starts_and_creates_get_exactly_the_quota(tenant: NewTenant) 
     assert project.usage["instances"] == project.states()["pending"] == 6
 
 
-def test_an_end_frees_quota_and_a_start_uses_it(tenant: NewTenant, sandbox: Sandbox) -> None:
-    project = tenant(gpus=1, instances=1)
+def test_an_end_frees_quota_and_a_start_uses_it(new_project: NewProject, sandbox: Sandbox) -> None:
+    project = new_project(gpus=1, instances=1)
     first = project.placed(1)
     running = observed(sandbox.assignment(first), "running")
     sandbox.sync(running)
@@ -222,9 +223,8 @@ def test_an_end_frees_quota_and_a_start_uses_it(tenant: NewTenant, sandbox: Sand
     sandbox.sync(running)
 
     project.client.post(f"/v1/instances/{first}/stop")
-    project.require_rejected(
-        "gpus", 1, 1, 1, gpus={"count": 1}
-    )  # the GPU counts until the node has confirmed the stop
+    # The GPU counts until the node has confirmed the stop.
+    project.require_rejected("gpus", 1, 1, 1, gpus={"count": 1})
     sandbox.sync(observed(sandbox.assignment(first), "exited", exit_code=0))
     assert project.usage["gpus"] == project.usage["instances"] == 0
     second = project.create(1)
@@ -239,18 +239,17 @@ def test_an_end_frees_quota_and_a_start_uses_it(tenant: NewTenant, sandbox: Sand
     problem(project.client.post(f"/v1/instances/{first}/start"), 409, "invalid_transition")
 
 
-def test_a_model_quota_counts_when_the_model_is_certain(tenant: NewTenant, a10s: WireNode) -> None:
-    project = tenant(gpus_by_model={"H100": 2, "NVIDIA A10": 3})
-    # The first two get one model; its quota then admits at most one more, so the next two get the other.
-    given = [
+def test_a_model_quota_counts_when_the_model_is_certain(new_project: NewProject, a10s: WireNode) -> None:
+    project = new_project(gpus_by_model={"H100": 2, "NVIDIA A10": 3})
+    # The quota of the first instance's model has room for one more GPU, so the second gets the other model.
+    models = [
         device["model"]
         for made in (project.placed(2, **SMALL), project.placed(2, **SMALL))
         for device in project.client.instance(made)["devices"]
     ]
-    assert Counter("H100" in model for model in given) == {True: 2, False: 2}
+    assert Counter("H100" in model for model in models) == {True: 2, False: 2}
     assert project.usage["gpus_by_model"] == {"H100": 2, "NVIDIA A10": 2}
     project.require_rejected("gpus_by_model.H100", 2, 2, 1, gpus={"count": 1, "model": "H100"})
-    # "A10" does not imply the quota's "NVIDIA A10": it may be another vendor's.
     waiting = project.create(2, **SMALL)
     project.require_waiting_for_quota(waiting, "gpus_by_model", "2 used", "2 asked")
     explained = project.client.get(f"/v1/instances/{waiting}/explain").json()
@@ -262,7 +261,7 @@ def test_a_model_quota_counts_when_the_model_is_certain(tenant: NewTenant, a10s:
     dry = project.post_instance("/v1/instances?dry_run=true", gpus={"count": 2}, **SMALL).json()
     assert dry["placeable"] is False
     assert "quota" in {refusal["code"] for refusal in dry["refusals"]}
-    # An immediate create does not wait for another instance to end.
+    # "A10" alone does not imply the quota's "NVIDIA A10", so the create is rejected only at its placement.
     project.require_quota_exceeded(
         project.post_instance(gpus={"count": 2, "model": "A10"}, on_capacity="fail", **SMALL),
         "gpus_by_model.NVIDIA A10", 3, 2, 2,
@@ -271,8 +270,8 @@ def test_a_model_quota_counts_when_the_model_is_certain(tenant: NewTenant, a10s:
     assert {d["model"] for d in project.client.wait(waiting, "scheduled")["devices"]} == {"NVIDIA A10"}
 
 
-def test_default_cpus_count_from_placement(tenant: NewTenant) -> None:
-    project = tenant(cpus=2 * CPUS_PER_GPU)
+def test_default_cpus_count_from_placement(new_project: NewProject) -> None:
+    project = new_project(cpus=2 * CPUS_PER_GPU)
     first = project.placed(2)
     waiting = project.create(1)
     project.require_waiting_for_quota(waiting, "quota cpus is 16: 16 used, 8 asked")
@@ -290,8 +289,8 @@ def test_default_cpus_count_from_placement(tenant: NewTenant) -> None:
     assert project.usage["cpus"] == 8
 
 
-def test_default_memory_counts_from_placement(tenant: NewTenant) -> None:
-    project = tenant(memory_mib=100_000)
+def test_default_memory_counts_from_placement(new_project: NewProject) -> None:
+    project = new_project(memory_mib=100_000)
     project.placed(1)
     share = project.usage["memory_mib"]
     assert 60_000 < share < 65_536
@@ -299,8 +298,8 @@ def test_default_memory_counts_from_placement(tenant: NewTenant) -> None:
     project.placed(1, memory_mib=100_000 - share)
 
 
-def test_default_cpus_leave_room_for_admitted_instances(tenant: NewTenant) -> None:
-    project = tenant(cpus=CPUS_PER_GPU)
+def test_default_cpus_leave_room_for_admitted_instances(new_project: NewProject) -> None:
+    project = new_project(cpus=CPUS_PER_GPU)
     admitted_first = project.create(60, cpus=1)
     waiting = project.create(1)
     project.require_waiting_for_quota(waiting, "1 used, 8 asked")
@@ -308,8 +307,8 @@ def test_default_cpus_leave_room_for_admitted_instances(tenant: NewTenant) -> No
     project.client.wait(waiting, "scheduled")
 
 
-def test_a_raised_quota_starts_pending_instances(tenant: NewTenant) -> None:
-    project = tenant(gpus=2, cpus=8)
+def test_a_raised_quota_starts_pending_instances(new_project: NewProject) -> None:
+    project = new_project(gpus=2, cpus=8)
     project.placed(1)
     waiting = project.create(1)
     project.require_waiting_for_quota(waiting)
@@ -317,8 +316,10 @@ def test_a_raised_quota_starts_pending_instances(tenant: NewTenant) -> None:
     project.client.wait(waiting, "scheduled", timeout_s=5)
 
 
-def test_a_lowered_quota_stops_nothing_and_limits_further_starts(tenant: NewTenant, sandbox: Sandbox) -> None:
-    project = tenant(gpus=16)
+def test_a_lowered_quota_stops_nothing_and_limits_further_starts(
+    new_project: NewProject, sandbox: Sandbox
+) -> None:
+    project = new_project(gpus=16)
     running = [project.placed(4, **SMALL) for _ in range(2)]
     waiting = [project.create(2, **SMALL) for _ in range(2)]
     wait_until(lambda: project.reason(waiting[1])["code"] == "waiting_for_capacity")
@@ -334,21 +335,21 @@ def test_a_lowered_quota_stops_nothing_and_limits_further_starts(tenant: NewTena
     project.require_waiting_for_quota(waiting[1], "6 used, 2 asked")
 
 
-def test_a_placement_over_the_quota_is_not_written(tenant: NewTenant, sandbox: Sandbox) -> None:
-    """A plan may be wrong when it is written; this one was never computed by the scheduler."""
-    project = tenant(cpus=CPUS_PER_GPU)
+def test_a_placement_over_the_quota_is_not_written(new_project: NewProject, sandbox: Sandbox) -> None:
+    """A placement may be outdated when it is written. The quota has room for one of these two only."""
+    project = new_project(cpus=CPUS_PER_GPU)
     sandbox.client.post(f"/v1/nodes/{sandbox.node.id}/cordon")
     waiting = [project.create(1) for _ in range(2)]
     wait_until(lambda: project.reason(waiting[1])["code"] == "waiting_for_capacity")
-    plans = [
-        Placement(instance_id, sandbox.node.id, (GpuAllocation(sandbox.node.gpus[place].uuid),), 8000, 64)
-        for place, instance_id in enumerate(waiting)
+    decided = [
+        Placement(instance_id, sandbox.node.id, (GpuAllocation(sandbox.node.gpus[index].uuid),), 8000, 64)
+        for index, instance_id in enumerate(waiting)
     ]
     with sandbox.service.plane.database.write() as session:
         node = session.get_one(Node, sandbox.node.id)
         node.cordoned = False
-        assert placements.assign(session, plans) == waiting[:1]
-        assert placements.assign(session, plans[1:]) == []
+        assert placements.assign(session, decided) == waiting[:1]
+        assert placements.assign(session, decided[1:]) == []
         node.cordoned = True
 
 
@@ -359,7 +360,7 @@ MIDNIGHT = datetime(2020, 6, 1, tzinfo=UTC)
 class Ledger:
     """A project with recorded past GPU use, and a clock that the test sets."""
 
-    def __init__(self, project: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, project: LimitedProject, monkeypatch: pytest.MonkeyPatch) -> None:
         self.project = project
         self.current_time = NOON
         monkeypatch.setattr(quotas, "now", lambda: self.current_time)
@@ -377,6 +378,7 @@ class Ledger:
 
     @property
     def hours(self) -> tuple[float, float]:
+        """The GPU hours of today and of this month."""
         usage = self.project.usage
         return usage["gpu_hours_today"], usage["gpu_hours_this_month"]
 
@@ -387,19 +389,17 @@ class Ledger:
 
 
 def test_gpu_hours_count_within_the_day_and_the_month(
-    tenant: NewTenant, monkeypatch: pytest.MonkeyPatch
+    new_project: NewProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ledger = Ledger(tenant(), monkeypatch)
+    ledger = Ledger(new_project(), monkeypatch)
     assert ledger.hours == (0, 0)
     ledger.record_use(NOON - timedelta(minutes=90), NOON - timedelta(minutes=60))
-    ledger.record_use(
-        NOON - timedelta(hours=13), NOON - timedelta(hours=11)
-    )  # one hour of it is on the day before
+    # The first hour of this use is on the day before.
+    ledger.record_use(NOON - timedelta(hours=13), NOON - timedelta(hours=11))
     ledger.record_use(NOON - timedelta(days=40), NOON - timedelta(days=29))
     ledger.record_use(NOON - timedelta(days=60), NOON - timedelta(days=50))
-    ledger.record_use(
-        NOON + timedelta(hours=1), NOON + timedelta(hours=2)
-    )  # in the future, from a clock that is ahead
+    # A use in the future, recorded with a clock that is ahead, does not count.
+    ledger.record_use(NOON + timedelta(hours=1), NOON + timedelta(hours=2))
     ledger.record_use(NOON - timedelta(milliseconds=3600), NOON)
     ledger.record_use(NOON - timedelta(hours=4), NOON, milli=250)  # a quarter of a GPU
     in_may = (NOON - timedelta(days=29) - datetime(2020, 5, 1, tzinfo=UTC)) / timedelta(hours=1)
@@ -408,69 +408,70 @@ def test_gpu_hours_count_within_the_day_and_the_month(
     assert ledger.hours == (0, 0)
 
 
-def test_a_gpu_in_use_counts_until_now(tenant: NewTenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = Ledger(tenant(), monkeypatch)
-    held = ledger.project.placed(2)
+def test_a_gpu_in_use_counts_until_now(new_project: NewProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(new_project(), monkeypatch)
+    running = ledger.project.placed(2)
     with ledger.project.sandbox.service.plane.database.write() as session:
         session.execute(
             text("UPDATE allocations SET from_at = :at WHERE instance_id = :id"),
-            {"at": "2020-05-30 22:00:00.000000", "id": held},
+            {"at": "2020-05-30 22:00:00.000000", "id": running},
         )
     assert ledger.hours == (24, 28)
     assert ledger.project.usage["gpus"] == 2
 
 
-@pytest.mark.parametrize(("quota", "resets"), [("gpu_hours_per_day", 1), ("gpu_hours_per_month", 2)])
+@pytest.mark.parametrize(
+    ("quota", "resets_at"),
+    [("gpu_hours_per_day", MIDNIGHT - timedelta(days=1)), ("gpu_hours_per_month", MIDNIGHT)],
+    ids=["day", "month"],
+)
 def test_without_gpu_hours_instances_wait_until_the_next_window(
-    tenant: NewTenant, monkeypatch: pytest.MonkeyPatch, quota: str, resets: int
+    new_project: NewProject, monkeypatch: pytest.MonkeyPatch, quota: str, resets_at: datetime
 ) -> None:
-    project = tenant(**{quota: 2})
+    project = new_project(**{quota: 2})
     ledger = Ledger(project, monkeypatch)
-    turns = {1: MIDNIGHT - timedelta(days=1), 2: MIDNIGHT}[resets]
-    ledger.current_time = turns - timedelta(hours=3)
+    ledger.current_time = resets_at - timedelta(hours=3)
     ledger.record_use(
         ledger.current_time - timedelta(hours=3), ledger.current_time - timedelta(hours=1, seconds=1)
     )
-    goes_on = project.placed(1)
+    placed = project.placed(1)
     ledger.record_use(ledger.current_time - timedelta(hours=1), ledger.current_time)
 
     waiting = project.create(1)
     project.require_waiting_for_quota(
-        waiting, f"quota {quota} is 2: 3 used; it starts from {turns:%Y-%m-%dT%H:%M:%S}.000Z on"
+        waiting, f"quota {quota} is 2: 3 used; it starts from {resets_at:%Y-%m-%dT%H:%M:%S}.000Z on"
     )
     project.placed()  # without GPUs
     refused = problem(project.post_instance(gpus={"count": 1}, on_capacity="fail"), 403, "quota_exceeded")
-    assert (refused["quota"], refused["limit"], refused["asked"]) == (
-        quota,
-        2,
-        None,
-    )
+    assert (refused["quota"], refused["limit"], refused["asked"]) == (quota, 2, None)
     assert refused["used"] == pytest.approx(3, abs=0.01)
-    assert refused["resets_at"] == f"{turns:%Y-%m-%dT%H:%M:%S}.000Z"
+    assert refused["resets_at"] == f"{resets_at:%Y-%m-%dT%H:%M:%S}.000Z"
     assert project.post_instance("/v1/instances?dry_run=true", gpus={"count": 1}).json()["placeable"] is False
     explained = project.client.get(f"/v1/instances/{waiting}/explain").json()
     assert "quota" in {refusal["code"] for refusal in explained["refusals"]}
-    assert project.client.instance(goes_on)["state"] == "scheduled"
+    assert project.client.instance(placed)["state"] == "scheduled"
 
-    ledger.set_time(turns - timedelta(seconds=1))
-    beside = project.create(1)
-    project.require_waiting_for_quota(beside)
+    ledger.set_time(resets_at - timedelta(seconds=1))
+    second = project.create(1)
+    project.require_waiting_for_quota(second)
     assert project.client.instance(waiting)["state"] == "pending"
-    ledger.set_time(turns)
+    ledger.set_time(resets_at)
     project.client.wait(waiting, "scheduled")
-    project.client.wait(beside, "scheduled")
+    project.client.wait(second, "scheduled")
 
 
-def test_raised_gpu_hours_start_pending_instances(tenant: NewTenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = Ledger(tenant(gpu_hours_per_day=0, gpu_hours_per_month=0), monkeypatch)
+def test_raised_gpu_hours_start_pending_instances(
+    new_project: NewProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(new_project(gpu_hours_per_day=0, gpu_hours_per_month=0), monkeypatch)
     waiting = ledger.project.create(1)
     ledger.project.require_waiting_for_quota(waiting, "gpu_hours_per_month is 0: 0 used")
     ledger.project.limit(gpu_hours_per_day=1, gpu_hours_per_month=None)
     ledger.project.client.wait(waiting, "scheduled", timeout_s=5)
 
 
-def test_usage_is_shown_for_a_single_project_and_not_in_lists(tenant: NewTenant) -> None:
-    project = tenant(gpus_by_model={"H100": 4})
+def test_usage_is_shown_for_a_single_project_and_not_in_lists(new_project: NewProject) -> None:
+    project = new_project(gpus_by_model={"H100": 4})
     project.placed(2, cpus=1.5, memory_mib=100)
     project.create(60)
     project.create()

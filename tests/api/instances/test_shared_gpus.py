@@ -8,6 +8,7 @@ import pytest
 from mooring.core.gpu import MigDevice
 from tests.api.conftest import Sandbox
 from tests.nodes import WireNode
+from tests.problems import problem
 from tests.service import Client
 from tests.tenancy.tenants import make_key
 
@@ -39,7 +40,7 @@ def test_a_shared_gpu_shows_its_holders_and_free_share(client: Client, sharing: 
             {"instance_id": one["id"], "share": 0.5, "mig_uuid": None},
             {"instance_id": other["id"], "share": 0.3, "mig_uuid": None},
         ]
-        assert caller.get(f"{path}/metrics").status_code in {200, 503}
+        problem(caller.get(f"{path}/metrics"), 503, "no_sample")  # permitted, but the node has sent no sample
 
 
 def test_the_only_holder_of_a_gpu_is_its_instance(client: Client, sharing: Client) -> None:
@@ -49,7 +50,7 @@ def test_the_only_holder_of_a_gpu_is_its_instance(client: Client, sharing: Clien
 
 def test_other_projects_do_not_see_the_holders(client: Client, sharing: Client) -> None:
     one = _shared(sharing, 0.5)
-    project = client.post("/v1/projects", json={"name": "stranger"}).json()["id"]
+    project = client.post("/v1/projects", json={"name": "other"}).json()["id"]
     with Client(
         str(client.base_url), key=make_key(client, project_id=project, role="viewer")["key"]
     ) as other_project:
@@ -78,7 +79,7 @@ def test_mig_devices_are_listed_and_allocated(client: Client, node: WireNode) ->
     assert kinds["1g.10gb"]["name"] == "h100-80gb-hbm3-1g.10gb"
     assert (kinds["1g.10gb"]["total"], kinds["1g.10gb"]["available"]) == (2, 2)
     assert (kinds["1g.10gb"]["gpu_memory_mib"], kinds["1g.10gb"]["max_share_now"]) == (10_240, None)
-    # The whole GPU is no longer allocated.
+    # A GPU with MIG devices is not allocated as a whole.
     assert max(kind["total"] for kind in client.items("/v1/instance-types") if kind["gpu_count"] == 1) == 7
     made = client.wait(client.create(gpus={"mig_profile": "1g.10gb"})["id"], "scheduled")
     assert made["granted"]["isolation"] == "mig"

@@ -12,7 +12,7 @@ from mooring.core.gpu import GpuFacts, MigDevice
 from mooring.db.tables import Allocation
 from mooring.db.types import now
 from tests.api.conftest import Sandbox
-from tests.api.instances.test_quotas import Tenant
+from tests.api.instances.test_quotas import LimitedProject
 from tests.nodes import WireNode, observed
 from tests.problems import problem
 from tests.service import Client, RunningService
@@ -22,21 +22,21 @@ SMALL: dict[str, Any] = {"cpus": 1, "memory_mib": 64}
 
 
 @pytest.fixture
-def sharers(sandbox: Sandbox) -> Callable[..., Tenant]:
+def sharers(sandbox: Sandbox) -> Callable[..., LimitedProject]:
     """Creates projects that may share GPUs; seven of the sandbox's eight GPUs are in use."""
     sandbox.placed(gpus={"count": 7}, **SMALL)
 
-    def made(name: str, **limits: Any) -> Tenant:
-        tenant = Tenant(sandbox, name, **limits)
-        answer = sandbox.client.patch(f"/v1/projects/{tenant.id}", json={"gpu_sharing": True})
+    def made(name: str, **limits: Any) -> LimitedProject:
+        project = LimitedProject(sandbox, name, **limits)
+        answer = sandbox.client.patch(f"/v1/projects/{project.id}", json={"gpu_sharing": True})
         assert answer.status_code == 200, answer.text
-        return tenant
+        return project
 
     return made
 
 
-def _share(tenant: Tenant, share: float) -> str:
-    answer = tenant.post_instance(gpus={"share": share}, **SMALL)
+def _share(project: LimitedProject, share: float) -> str:
+    answer = project.post_instance(gpus={"share": share}, **SMALL)
     assert answer.status_code == 201, answer.text
     return str(answer.json()["id"])
 
@@ -46,10 +46,12 @@ def _devices(client: Client, instance_id: str) -> list[tuple[str, float]]:
     return [(device["uuid"], device["share"]) for device in shown["devices"]]
 
 
-def test_only_instances_of_one_project_share_a_gpu(sandbox: Sandbox, sharers: Callable[..., Tenant]) -> None:
+def test_only_instances_of_one_project_share_a_gpu(
+    sandbox: Sandbox, sharers: Callable[..., LimitedProject]
+) -> None:
     one, other = sharers("one"), sharers("other")
     half, quarter = _share(one, 0.5), _share(one, 0.25)
-    (uuid, share) = _devices(sandbox.client, half)[0]
+    ((uuid, share),) = _devices(sandbox.client, half)
     assert share == 0.5
     assert _devices(sandbox.client, quarter) == [(uuid, 0.25)]
     assert sandbox.client.instance(half)["granted"]["isolation"] == "shared"
@@ -67,7 +69,7 @@ def test_only_instances_of_one_project_share_a_gpu(sandbox: Sandbox, sharers: Ca
     assert one.reason(too_large)["code"] == "waiting_for_capacity"
 
 
-def test_a_restart_keeps_the_share(sandbox: Sandbox, sharers: Callable[..., Tenant]) -> None:
+def test_a_restart_keeps_the_share(sandbox: Sandbox, sharers: Callable[..., LimitedProject]) -> None:
     project = sharers("one")
     one, two = _share(project, 0.6), _share(project, 0.4)
     before = _devices(sandbox.client, one)
@@ -78,7 +80,9 @@ def test_a_restart_keeps_the_share(sandbox: Sandbox, sharers: Callable[..., Tena
     assert sandbox.assignment(one).grants[0].milli == 600
 
 
-def test_shares_count_as_fractions_towards_quotas(sandbox: Sandbox, sharers: Callable[..., Tenant]) -> None:
+def test_shares_count_as_fractions_towards_quotas(
+    sandbox: Sandbox, sharers: Callable[..., LimitedProject]
+) -> None:
     project = sharers("limited", gpus=1)
     _devices(sandbox.client, _share(project, 0.75))
     assert project.usage["gpus"] == 0.75
@@ -88,7 +92,7 @@ def test_shares_count_as_fractions_towards_quotas(sandbox: Sandbox, sharers: Cal
 
 
 def test_sharing_is_rejected_unless_the_project_may_share(sandbox: Sandbox) -> None:
-    project = Tenant(sandbox, "alone")
+    project = LimitedProject(sandbox, "alone")
     problem(project.post_instance(gpus={"share": 0.5}), 403, "gpu_sharing_not_allowed")
     problem(
         project.post_instance("/v1/instances?dry_run=true", gpus={"share": 0.5}),
@@ -111,25 +115,25 @@ def test_mig_devices_are_allocated_by_profile_and_their_gpu_is_not(sandbox: Sand
     sandbox.sync(gpus=sandbox.node.gpus)
     sandbox.client.post(f"/v1/nodes/{sandbox.node.id}/approve")
     sandbox.sync(gpus=sandbox.node.gpus)
-    given = set()
+    mig_uuids = set()
     for _ in devices:
         made = sandbox.create(gpus={"mig_profile": "1g.10gb"}, **SMALL)
         (device,) = sandbox.client.wait(made["id"], "scheduled")["devices"]
         assert device["uuid"] == uuid
-        given.add(device["mig_uuid"])
-    assert given == {device.uuid for device in devices}
+        mig_uuids.add(device["mig_uuid"])
+    assert mig_uuids == {device.uuid for device in devices}
     third = sandbox.create(gpus={"mig_profile": "1g.10gb"}, **SMALL)
     wait_until(lambda: sandbox.client.instance(third["id"])["reason"]["code"] == "waiting_for_capacity")
     (refusal,) = sandbox.client.get(f"/v1/instances/{third['id']}/explain").json()["refusals"]
     assert refusal["code"] == "insufficient_mig_devices"
-    # Eight GPUs have no MIG devices; there is no ninth whole GPU.
+    # Only the eight GPUs without MIG devices can be allocated whole: there is no ninth.
     sandbox.placed(gpus={"count": 8}, **SMALL)
     whole = sandbox.create(gpus={"count": 1}, **SMALL)
     wait_until(lambda: sandbox.client.instance(whole["id"])["reason"]["code"] == "waiting_for_capacity")
 
 
 @pytest.fixture
-def two(client: Client, node: WireNode) -> list[dict[str, Any]]:
+def two_instances(client: Client, node: WireNode) -> list[dict[str, Any]]:
     """Two instances without GPUs; the tests write their allocations directly."""
     return [client.create(**SMALL) for _ in range(2)]
 
@@ -141,34 +145,36 @@ def _allocation(row: dict[str, Any], gpu: str, milli: int, **more: Any) -> Alloc
     )  # fmt: skip
 
 
-def test_the_database_rejects_more_than_one_gpu(
-    service: RunningService, two: list[dict[str, Any]], node: WireNode
+@pytest.mark.both_databases
+def test_the_database_rejects_shares_that_exceed_a_gpu(
+    service: RunningService, two_instances: list[dict[str, Any]], node: WireNode
 ) -> None:
     """The second of two concurrent transactions does not see the first until it commits."""
-    mig_gpu = node.gpus[0].uuid
+    gpu_uuid = node.gpus[0].uuid
     began, rejected = threading.Event(), threading.Event()
 
     def second() -> None:
         began.wait(10)
         try:
             with service.plane.database.write() as session:
-                session.add(_allocation(two[1], mig_gpu, 600))
+                session.add(_allocation(two_instances[1], gpu_uuid, 600))
         except IntegrityError:
             rejected.set()
 
     other = threading.Thread(target=second)
     other.start()
     with service.plane.database.write() as session:
-        session.add(_allocation(two[0], mig_gpu, 600))
+        session.add(_allocation(two_instances[0], gpu_uuid, 600))
         session.flush()
         began.set()
     other.join(20)
     assert rejected.is_set()
     with service.plane.database.write() as session:
-        session.add(_allocation(two[1], mig_gpu, 400))
+        session.add(_allocation(two_instances[1], gpu_uuid, 400))
         revisions.changed_many(session, [node.id])
 
 
+@pytest.mark.both_databases
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -181,7 +187,7 @@ def test_the_database_rejects_more_than_one_gpu(
 def test_the_database_rejects_forbidden_sharing(
     service: RunningService,
     client: Client,
-    two: list[dict[str, Any]],
+    two_instances: list[dict[str, Any]],
     node: WireNode,
     first: dict[str, Any],
     second: dict[str, Any],
@@ -189,7 +195,7 @@ def test_the_database_rejects_forbidden_sharing(
     if "project_id" in second:
         second = {**second, "project_id": client.post("/v1/projects", json={"name": "other"}).json()["id"]}
     with service.plane.database.write() as session:
-        session.add(_allocation(two[0], node.gpus[0].uuid, **first))
+        session.add(_allocation(two_instances[0], node.gpus[0].uuid, **first))
         revisions.changed_many(session, [node.id])
     with pytest.raises(IntegrityError), service.plane.database.write() as session:
-        session.add(_allocation(two[1], node.gpus[0].uuid, **second))
+        session.add(_allocation(two_instances[1], node.gpus[0].uuid, **second))

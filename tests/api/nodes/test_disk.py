@@ -13,7 +13,7 @@ from tests.api.conftest import Sandbox
 from tests.nodes import observed
 from tests.problems import problem
 
-GIB = 1024
+GIB = 1024  # in MiB
 
 
 def disk_facts(**changes: Any) -> DiskFacts:
@@ -33,7 +33,7 @@ def disk_facts(**changes: Any) -> DiskFacts:
 
 def report(sandbox: Sandbox, facts: DiskFacts | None) -> None:
     sandbox.node.facts = sandbox.node.facts.model_copy(update={"disk": facts})
-    sandbox.sync(*sandbox.ran)
+    sandbox.sync(*sandbox.reported)
 
 
 def dry_run(sandbox: Sandbox, **fields: Any) -> dict[str, Any]:
@@ -44,9 +44,10 @@ def dry_run(sandbox: Sandbox, **fields: Any) -> dict[str, Any]:
 
 
 def refusals(sandbox: Sandbox, **fields: Any) -> list[tuple[str, str, str]]:
+    """Why the sandbox's node cannot host such an instance: code, wanted and had."""
     found = dry_run(sandbox, **fields)["refusals"]
-    mine = [each for each in found if each["node_id"] == sandbox.node.id]
-    return [(each["code"], each["wanted"], each["had"]) for each in mine]
+    of_node = [each for each in found if each["node_id"] == sandbox.node.id]
+    return [(each["code"], each["wanted"], each["had"]) for each in of_node]
 
 
 def project(sandbox: Sandbox, **changes: Any) -> str:
@@ -75,11 +76,11 @@ def test_a_node_shows_its_disk(sandbox: Sandbox) -> None:
 
 def test_an_instance_gets_its_requested_disk_or_the_default(sandbox: Sandbox) -> None:
     report(sandbox, disk_facts())
-    asked, left_open = sandbox.placed(disk_mib=100 * GIB), sandbox.placed()
-    assert (asked.disk_mib, left_open.disk_mib) == (100 * GIB, 10 * GIB)
-    shown = sandbox.client.instance(asked.instance_id)
+    with_size, without = sandbox.placed(disk_mib=100 * GIB), sandbox.placed()
+    assert (with_size.disk_mib, without.disk_mib) == (100 * GIB, 10 * GIB)
+    shown = sandbox.client.instance(with_size.instance_id)
     assert (shown["disk_mib"], shown["granted"]["disk_mib"]) == (100 * GIB, 100 * GIB)
-    shown = sandbox.client.instance(left_open.instance_id)
+    shown = sandbox.client.instance(without.instance_id)
     assert (shown["disk_mib"], shown["granted"]["disk_mib"]) == (None, 10 * GIB)
 
 
@@ -87,19 +88,19 @@ def test_allocated_disk_is_unavailable_until_its_release(sandbox: Sandbox) -> No
     report(sandbox, disk_facts())
     first = sandbox.running(disk_mib=700 * GIB)
     assert refusals(sandbox, disk_mib=101 * GIB) == [("insufficient_disk", "101 GiB", "100 GiB")]
-    waits = sandbox.create(disk_mib=101 * GIB)["id"]
-    explained = sandbox.client.get(f"/v1/instances/{waits}/explain").json()
+    waiting = sandbox.create(disk_mib=101 * GIB)["id"]
+    explained = sandbox.client.get(f"/v1/instances/{waiting}/explain").json()
     assert explained["state"] == "pending"
     assert "insufficient_disk" in {each["code"] for each in explained["refusals"]}
     sandbox.client.delete(f"/v1/instances/{first.instance_id}")
-    sandbox.ran.clear()
+    sandbox.reported.clear()
     sandbox.sync()
-    sandbox.client.wait(waits, "scheduled")
+    sandbox.client.wait(waiting, "scheduled")
 
 
-@pytest.mark.parametrize("asked", [63, 2**31, -1, 0.5, "64"])
-def test_an_invalid_size_is_rejected(sandbox: Sandbox, asked: Any) -> None:
-    answer = sandbox.client.post("/v1/instances", json={"image": "busybox", "disk_mib": asked})
+@pytest.mark.parametrize("disk_mib", [63, 2**31, -1, 0.5, "64"])
+def test_an_invalid_size_is_rejected(sandbox: Sandbox, disk_mib: Any) -> None:
+    answer = sandbox.client.post("/v1/instances", json={"image": "busybox", "disk_mib": disk_mib})
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"] == "/disk_mib"
 
@@ -112,12 +113,12 @@ def test_a_node_of_an_earlier_release_runs_instances_without_a_disk_request(sand
 
 def test_a_node_with_disk_pressure_gets_no_new_instances(sandbox: Sandbox) -> None:
     report(sandbox, disk_facts())
-    runs = sandbox.running()
+    running = sandbox.running()
     report(sandbox, disk_facts(pressure=True))
     assert [code for code, *_ in refusals(sandbox)] == ["disk_pressure"]
     shown = sandbox.client.get(f"/v1/nodes/{sandbox.node.id}").json()
     assert (shown["state"], shown["storage"]["pressure"]) == ("ready", True)
-    assert sandbox.client.instance(runs.instance_id)["state"] == "running"
+    assert sandbox.client.instance(running.instance_id)["state"] == "running"
     report(sandbox, disk_facts())
     assert dry_run(sandbox)["placeable"]
 
@@ -159,19 +160,19 @@ class TestRequiredLimits:
         limited = project(sandbox, require_disk_limits=True)
         ((code, wanted, _had),) = refusals(sandbox, project_id=limited)
         assert (code, wanted) == ("disk_not_limited", "a node that enforces disk_mib")
-        waits = sandbox.create(project_id=limited)["id"]
+        waiting = sandbox.create(project_id=limited)["id"]
         assert sandbox.placed().disk_mib
-        assert sandbox.client.instance(waits)["state"] == "pending"
+        assert sandbox.client.instance(waiting)["state"] == "pending"
         report(sandbox, disk_facts())
-        sandbox.client.wait(waits, "scheduled")
+        sandbox.client.wait(waiting, "scheduled")
 
     def test_pending_instances_follow_a_change_of_their_project(self, sandbox: Sandbox) -> None:
         report(sandbox, disk_facts(enforced=False))
         limited = project(sandbox, require_disk_limits=True)
-        waits = sandbox.create(project_id=limited)["id"]
+        waiting = sandbox.create(project_id=limited)["id"]
         assert [code for code, *_ in refusals(sandbox, project_id=limited)] == ["disk_not_limited"]
         sandbox.client.patch(f"/v1/projects/{limited}", json={"require_disk_limits": False})
-        sandbox.client.wait(waits, "scheduled")
+        sandbox.client.wait(waiting, "scheduled")
 
     def test_only_an_admin_changes_the_requirement(self, sandbox: Sandbox) -> None:
         limited = project(sandbox)
@@ -189,12 +190,13 @@ class TestRequiredLimits:
 class TestGuard:
     """An outdated placement is not written."""
 
-    def pending(self, sandbox: Sandbox, **fields: Any) -> str:
-        """The ID of an instance that the scheduler cannot place."""
+    def create_pending(self, sandbox: Sandbox, **fields: Any) -> str:
+        """Report disk pressure, so that the scheduler cannot place the new instance; return its ID."""
         report(sandbox, disk_facts(pressure=True))
         return str(sandbox.create(**fields)["id"])
 
     def assign(self, sandbox: Sandbox, instance_id: str, disk_mib: int) -> list[str]:
+        """The ids that a placement with this disk would be written for; nothing stays written."""
         placement = Placement(instance_id, sandbox.node.id, (), 1000, 64, disk_mib=disk_mib)
         with sandbox.service.plane.database.write() as session:
             placed = placements.assign(session, [placement])
@@ -202,35 +204,36 @@ class TestGuard:
         return placed
 
     def test_a_placement_on_a_full_disk_is_rejected(self, sandbox: Sandbox) -> None:
-        waits = self.pending(sandbox, disk_mib=100 * GIB)
+        waiting = self.create_pending(sandbox, disk_mib=100 * GIB)
         node = sandbox.client.get(f"/v1/nodes/{sandbox.node.id}").json()
-        assert self.assign(sandbox, waits, 100 * GIB) == []
+        assert node["disk_mib_free"] == 800 * GIB  # enough, but the disk has pressure
+        assert self.assign(sandbox, waiting, 100 * GIB) == []
         self.report_without_pressure(sandbox, allocatable_mib=99 * GIB)
-        assert self.assign(sandbox, waits, 100 * GIB) == []
-        assert node["disk_mib_free"] == 800 * GIB
+        assert self.assign(sandbox, waiting, 100 * GIB) == []
 
     def test_a_placement_with_less_disk_than_requested_is_rejected(self, sandbox: Sandbox) -> None:
-        waits = self.pending(sandbox, disk_mib=100 * GIB)
+        waiting = self.create_pending(sandbox, disk_mib=100 * GIB)
         self.report_without_pressure(sandbox, allocatable_mib=99 * GIB)
-        assert self.assign(sandbox, waits, 1) == []
+        assert self.assign(sandbox, waiting, 1) == []
 
     def test_a_placement_on_a_node_without_limits_is_rejected(self, sandbox: Sandbox) -> None:
         limited = project(sandbox, require_disk_limits=True)
-        waits = self.pending(sandbox, project_id=limited)
+        waiting = self.create_pending(sandbox, project_id=limited)
         self.report_without_pressure(sandbox, enforced=False)
-        assert self.assign(sandbox, waits, 10 * GIB) == []
+        assert self.assign(sandbox, waiting, 10 * GIB) == []
 
     def report_without_pressure(self, sandbox: Sandbox, **changes: Any) -> None:
-        """Report a disk without pressure, on which the placement is still not allowed."""
+        """Report a disk without pressure; `changes` must still prevent the placement by the scheduler."""
         report(sandbox, disk_facts(**changes))
 
 
 def test_an_instance_from_before_the_upgrade_keeps_running(sandbox: Sandbox) -> None:
-    """Its row has no disk: it uses none, and its assignment has no limit."""
-    runs = sandbox.running()
+    """The row of such an instance has no disk: the instance uses none, and its assignment has no limit."""
+    running = sandbox.running()
     with sandbox.service.plane.database.write() as session:
-        session.execute(update(Instance).where(Instance.id == runs.instance_id).values(disk_mib=None))
+        session.execute(update(Instance).where(Instance.id == running.instance_id).values(disk_mib=None))
     report(sandbox, disk_facts())
-    assert sandbox.assignment(runs.instance_id).disk_mib is None
-    assert sandbox.client.instance(runs.instance_id)["granted"]["disk_mib"] is None
-    sandbox.sync(observed(runs, "running"))
+    assert sandbox.assignment(running.instance_id).disk_mib is None
+    assert sandbox.client.instance(running.instance_id)["granted"]["disk_mib"] is None
+    sandbox.sync(observed(running, "running"))
+    assert sandbox.client.instance(running.instance_id)["state"] == "running"

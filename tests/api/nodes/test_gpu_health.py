@@ -18,6 +18,7 @@ from tests.nodes import WireNode, observed
 from tests.problems import problem
 from tests.service import Client
 
+# XID codes after which the GPU must be reset or the node rebooted.
 RESETS_AND_REBOOTS = [46, 62, 64, 79, 95, 109, 110, 119, 120, 136, 140, 143, 151, 155, 156, 158]
 SECRET = "4711 (/home/alice/acme-merger-model/train.py)"
 
@@ -58,11 +59,11 @@ def _member_of_a_project(sandbox: Sandbox, name: str) -> Iterator[tuple[Client, 
 
 def _run(sandbox: Sandbox, client: Client, **fields: Any) -> Assignment:
     made = client.create(node_selector={"sandbox": sandbox.node.name}, **fields)
-    sandbox.made.append(made["id"])
+    sandbox.created_ids.append(made["id"])
     client.wait(made["id"], "scheduled")
     assignment = sandbox.assignment(made["id"])
-    sandbox.ran.append(observed(assignment, "running"))
-    sandbox.sync(*sandbox.ran)
+    sandbox.reported.append(observed(assignment, "running"))
+    sandbox.sync(*sandbox.reported)
     return assignment
 
 
@@ -71,7 +72,7 @@ def test_an_application_fault_is_an_event_and_does_not_quarantine(sandbox: Sandb
     """An agent of an earlier release reports XID 32, 69, 80 and 94 as incidents."""
     assignment = sandbox.running(gpus={"count": 8})
     faults = [_incident(sandbox, 0, f"xid_{code}") for code in (32, 69, 80, 94)]
-    sandbox.sync(*sandbox.ran, **{listed_as: faults})
+    sandbox.sync(*sandbox.reported, **{listed_as: faults})
     shown = _gpu(sandbox.client, sandbox, 0)
     assert (shown["health"], shown["reason"], shown["placement"]) == ("healthy", None, "normal")
     assert {each["code"] for each in shown["conditions"]} == {"xid_32", "xid_69", "xid_80", "xid_94"}
@@ -86,8 +87,8 @@ def test_an_error_that_needs_a_reset_or_reboot_quarantines_and_is_an_event(
     sandbox: Sandbox, code: int
 ) -> None:
     assignment = sandbox.running(gpus={"count": 8})
-    well = [gpu.model_copy(update={"recovery_action": "none"}) for gpu in sandbox.node.gpus]
-    sandbox.sync(*sandbox.ran, gpus=well, incidents=[_incident(sandbox, 2, f"xid_{code}")])
+    gpus = [gpu.model_copy(update={"recovery_action": "none"}) for gpu in sandbox.node.gpus]
+    sandbox.sync(*sandbox.reported, gpus=gpus, incidents=[_incident(sandbox, 2, f"xid_{code}")])
     shown = _gpu(sandbox.client, sandbox, 2)
     action = "reboot" if code in {79, 151} else "reset"
     assert (shown["health"], shown["reason"]["code"], shown["placement"]) == (
@@ -128,7 +129,7 @@ def test_every_recovery_action_quarantines_and_is_an_event(sandbox: Sandbox, fau
     assignment = sandbox.running(gpus={"count": 8})
     broken = sandbox.node.gpus[0].model_copy(update={"fault": fault, "recovery_action": fault})
     for _ in range(3):
-        sandbox.sync(*sandbox.ran, gpus=[broken, *sandbox.node.gpus[1:]])
+        sandbox.sync(*sandbox.reported, gpus=[broken, *sandbox.node.gpus[1:]])
     shown = _gpu(sandbox.client, sandbox, 0)
     assert (shown["health"], shown["reason"]["code"]) == ("quarantined", fault)
     assert [(each["action"], each["count"]) for each in shown["conditions"]] == [(action, 1)]
@@ -136,7 +137,7 @@ def test_every_recovery_action_quarantines_and_is_an_event(sandbox: Sandbox, fau
 
 
 def test_ten_thousand_application_faults_quarantine_nothing_and_add_few_rows(sandbox: Sandbox) -> None:
-    """An old agent may report them one by one, 1,000 per report."""
+    """An agent of an earlier release may report each fault as an incident, 1,000 per report."""
     assignment = sandbox.running(gpus={"count": 8})
     codes = [13, 31, 32, 43, 45, 68, 69, 80, 94, 8]
     before = _count_rows(sandbox)
@@ -145,20 +146,19 @@ def test_ten_thousand_application_faults_quarantine_nothing_and_add_few_rows(san
             _incident(sandbox, number % 8, f"xid_{codes[number // 100]}", f"{batch}-{number}")
             for number in range(1000)
         ]
-        sandbox.sync(*sandbox.ran, incidents=reported)
+        sandbox.sync(*sandbox.reported, incidents=reported)
     for index in range(8):
         shown = _gpu(sandbox.client, sandbox, index)
         assert (shown["health"], shown["placement"]) == ("healthy", "normal")
         assert sum(each["count"] for each in shown["conditions"]) == 1250
         assert sum(each["count"] for each in _incidents(sandbox.client, sandbox, index)) == 1250
     assert len(_gpu_events(sandbox, assignment.instance_id)) == 8 * len(codes)
-    conditions, incidents, events = (
-        after - was for after, was in zip(_count_rows(sandbox), before, strict=True)
-    )
-    assert (conditions, incidents, events) == (80, 80, 80)
+    added = [count - earlier for count, earlier in zip(_count_rows(sandbox), before, strict=True)]
+    assert added == [8 * len(codes)] * 3
 
 
 def _count_rows(sandbox: Sandbox) -> list[int]:
+    """The numbers of conditions, incidents and fault events."""
     uuids = [gpu.uuid for gpu in sandbox.node.gpus]
     with sandbox.service.plane.database.read() as session:
         return [
@@ -173,7 +173,7 @@ def test_stored_incidents_are_limited_and_faults_do_not_displace_hardware_errors
 ) -> None:
     sandbox.sync(incidents=[_incident(sandbox, 0, "xid_79")])
     for number in range(gpu_health.INCIDENTS_KEPT + 50):
-        # Each is in another hour, so that none is counted with the previous one.
+        # Faults with the same code within an hour would be counted in one incident.
         _age(sandbox, timedelta(hours=2))
         sandbox.sync(faults=[_incident(sandbox, 0, "xid_31", str(number))])
     found = _incidents(sandbox.client, sandbox, 0, limit=200)
@@ -196,7 +196,7 @@ def _age(sandbox: Sandbox, age: timedelta) -> None:
 def test_a_repeated_fatal_error_changes_health_once(sandbox: Sandbox) -> None:
     assignment = sandbox.running(gpus={"count": 8})
     for number in range(20):
-        sandbox.sync(*sandbox.ran, incidents=[_incident(sandbox, 0, "xid_79", str(number))])
+        sandbox.sync(*sandbox.reported, incidents=[_incident(sandbox, 0, "xid_79", str(number))])
     assert len(_gpu_events(sandbox, assignment.instance_id)) == 1
     (condition,) = _gpu(sandbox.client, sandbox, 0)["conditions"]
     assert condition["count"] == 20
@@ -214,19 +214,19 @@ def test_a_fault_is_counted_once_however_often_it_is_reported(sandbox: Sandbox) 
 
 
 def test_pending_row_remapping_is_a_warning_and_the_gpu_is_placed_last(sandbox: Sandbox) -> None:
-    waits = sandbox.node.gpus[0].model_copy(update={"conditions": ["row_remap_pending"]})
+    remap_pending = sandbox.node.gpus[0].model_copy(update={"conditions": ["row_remap_pending"]})
     for _ in range(2):
-        sandbox.sync(gpus=[waits, *sandbox.node.gpus[1:]])
+        sandbox.sync(gpus=[remap_pending, *sandbox.node.gpus[1:]])
     shown = _gpu(sandbox.client, sandbox, 0)
     assert (shown["health"], shown["placement"]) == ("healthy", "last")
     (condition,) = shown["conditions"]
     del condition["since"], condition["last_at"]
     assert condition == {"code": "row_remap_pending", "severity": "warn", "action": "reset", "count": 1}
-    sandbox.node.gpus[0] = waits
+    sandbox.node.gpus[0] = remap_pending
     first = sandbox.placed(gpus={"count": 7})
-    assert waits.uuid not in first.gpu_uuids
-    assert sandbox.placed(gpus={"count": 1}).gpu_uuids == [waits.uuid]  # no other GPU is free
-    sandbox.node.gpus[0] = waits.model_copy(update={"conditions": []})
+    assert remap_pending.uuid not in first.gpu_uuids
+    assert sandbox.placed(gpus={"count": 1}).gpu_uuids == [remap_pending.uuid]  # no other GPU is free
+    sandbox.node.gpus[0] = remap_pending.model_copy(update={"conditions": []})
     sandbox.sync(instances=None)
     shown = _gpu(sandbox.client, sandbox, 0)
     assert (shown["placement"], shown["conditions"]) == ("normal", [])
@@ -242,11 +242,11 @@ def test_another_node_is_preferred_to_a_gpu_with_a_warning(sandbox: Sandbox, sha
         ]
         sandbox.sync()
         made = [sandbox.create(gpus={"count": 1})["id"] for _ in range(2)]
-        places = [sandbox.client.wait(one, "scheduled")["node_id"] for one in made]
-        assert places == [other.id, sandbox.node.id]
+        node_ids = [sandbox.client.wait(each, "scheduled")["node_id"] for each in made]
+        assert node_ids == [other.id, sandbox.node.id]
     finally:
-        for one in made:
-            shared.delete(f"/v1/instances/{one}")
+        for instance_id in made:
+            shared.delete(f"/v1/instances/{instance_id}")
         other.sync()
         shared.delete(f"/v1/nodes/{other.id}", params={"force": True})
         other.close()
@@ -261,8 +261,8 @@ def test_a_warning_expires_after_a_day_and_a_fatal_error_is_cleared_by_an_admin(
     with sandbox.service.plane.database.write() as session:
         gpu_health.delete_expired(session)
     shown = [_gpu(sandbox.client, sandbox, index) for index in (0, 1)]
-    assert [[each["code"] for each in one["conditions"]] for one in shown] == [["xid_79"], []]
-    assert [one["placement"] for one in shown] == ["none", "normal"]
+    assert [[each["code"] for each in gpu["conditions"]] for gpu in shown] == [["xid_79"], []]
+    assert [gpu["placement"] for gpu in shown] == ["none", "normal"]
     cleared = sandbox.client.post(f"/v1/gpus/{sandbox.node.gpus[0].uuid}/clear").json()
     assert (cleared["health"], cleared["conditions"], cleared["placement"]) == ("healthy", [], "normal")
 
@@ -283,15 +283,14 @@ def test_a_node_cannot_report_incidents_of_another_nodes_gpus(sandbox: Sandbox, 
 
 def test_the_message_of_an_incident_is_visible_to_admins_and_the_gpus_project(sandbox: Sandbox) -> None:
     with (
-        _member_of_a_project(sandbox, "holder") as (holder, _holders_project),
-        _member_of_a_project(sandbox, "outsider") as (outsider, _strangers_project),
+        _member_of_a_project(sandbox, "holder") as (holder, _project),
+        _member_of_a_project(sandbox, "outsider") as (outsider, _project),
     ):
         assignment = _run(sandbox, holder, gpus={"count": 8})
-        gone = observed(assignment, "exited", exit_code=0)
+        exited = observed(assignment, "exited", exit_code=0)
         uuids = [gpu.uuid for gpu in sandbox.node.gpus]
         reported = [_incident(sandbox, 0, "gpu_not_released"), _incident(sandbox, 1, "xid_79")]
-        sandbox.sync(gone, incidents=reported, faults=[_incident(sandbox, 2, "xid_31", count=7)])
-        # Its project still sees the messages after the instance has ended.
+        sandbox.sync(exited, incidents=reported, faults=[_incident(sandbox, 2, "xid_31", count=7)])
         paths = [
             "/v1/gpus",
             f"/v1/gpus?node_id={sandbox.node.id}",
@@ -310,6 +309,7 @@ def test_the_message_of_an_incident_is_visible_to_admins_and_the_gpus_project(sa
         assert [each["code"] for each in _incidents(outsider, sandbox, 0)] == ["gpu_not_released"]
         # Application faults are not visible to other projects at all.
         assert (_gpu(outsider, sandbox, 2)["conditions"], _incidents(outsider, sandbox, 2)) == ([], [])
+        # The instance has ended, and its project still sees the messages.
         for client in (holder, sandbox.client):
             assert SECRET in _gpu(client, sandbox, 0)["reason"]["message"]
             assert SECRET in _incidents(client, sandbox, 0)[0]["message"]
@@ -325,8 +325,8 @@ def test_on_a_gpu_of_several_projects_messages_are_visible_to_admins_only(sandbo
         for number in range(2)
     ]
     whole = sandbox.node.gpus[0].model_dump()
-    cut = GpuFacts.model_validate({**whole, "mig_mode": "enabled", "mig_devices": devices})
-    sandbox.node.gpus = [cut]
+    mig_gpu = GpuFacts.model_validate({**whole, "mig_mode": "enabled", "mig_devices": devices})
+    sandbox.node.gpus = [mig_gpu]
     sandbox.sync()
     with (
         _member_of_a_project(sandbox, "one") as (one, _one_project),
@@ -336,9 +336,9 @@ def test_on_a_gpu_of_several_projects_messages_are_visible_to_admins_only(sandbo
             _run(sandbox, client, gpus={"count": 1, "mig_profile": "3g.40gb"}) for client in (one, two)
         )
         mig_uuid = first.grants[0].mig_uuid
-        # A fault with a MIG device belongs to its instance; one without may belong to any.
+        # A fault that names a MIG device belongs to that device's instance; other faults may belong to any.
         sandbox.sync(
-            *sandbox.ran,
+            *sandbox.reported,
             faults=[
                 _incident(sandbox, 0, "xid_31", mig_uuids=[mig_uuid]), _incident(sandbox, 0, "xid_13"),
             ],
@@ -346,17 +346,17 @@ def test_on_a_gpu_of_several_projects_messages_are_visible_to_admins_only(sandbo
         assert _gpu_events(sandbox, first.instance_id) == [("instance.gpu_fault", "xid_31", "restart_app")]
         assert _gpu_events(sandbox, second.instance_id) == []
         # The check after a release names the instance that used the GPU.
-        mine = _incident(sandbox, 0, "gpu_not_released", instance_id=first.instance_id)
-        sandbox.sync(*sandbox.ran, incidents=[mine])
-        assert SECRET in one.get(f"/v1/gpus/{cut.uuid}").text
-        assert SECRET not in two.get(f"/v1/gpus/{cut.uuid}").text
-        # Both get an event of a fatal error of the whole GPU, without the message.
-        sandbox.sync(*sandbox.ran, incidents=[_incident(sandbox, 0, "xid_79")])
+        of_first = _incident(sandbox, 0, "gpu_not_released", instance_id=first.instance_id)
+        sandbox.sync(*sandbox.reported, incidents=[of_first])
+        assert SECRET in one.get(f"/v1/gpus/{mig_gpu.uuid}").text
+        assert SECRET not in two.get(f"/v1/gpus/{mig_gpu.uuid}").text
+        # A fatal error of the whole GPU is an event for both instances, without the message.
+        sandbox.sync(*sandbox.reported, incidents=[_incident(sandbox, 0, "xid_79")])
         for client, assignment in ((one, first), (two, second)):
             assert ("instance.gpu_unhealthy", "xid_79", "reboot") in _gpu_events(
                 sandbox, assignment.instance_id
             )
-            assert SECRET not in client.get(f"/v1/gpus/{cut.uuid}").text
+            assert SECRET not in client.get(f"/v1/gpus/{mig_gpu.uuid}").text
         events = two.get("/v1/events", params={"limit": 200}).text
         assert "instance.gpu_unhealthy" in events
         assert SECRET not in events
@@ -375,8 +375,8 @@ def test_incidents_are_paged(sandbox: Sandbox) -> None:
 
 
 def test_an_invalid_incident_code_becomes_unknown_fault(sandbox: Sandbox) -> None:
-    odd = ["<script>alert(1)</script>", "x" * 500]
-    sandbox.sync(incidents=[_incident(sandbox, index, code) for index, code in enumerate(odd)])
+    invalid = ["<script>alert(1)</script>", "x" * 500]
+    sandbox.sync(incidents=[_incident(sandbox, index, code) for index, code in enumerate(invalid)])
     for index in (0, 1):
         shown = _gpu(sandbox.client, sandbox, index)
         assert (shown["health"], shown["reason"]["code"]) == ("quarantined", "unknown_fault")

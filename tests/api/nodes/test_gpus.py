@@ -9,6 +9,7 @@ from tests.api.conftest import Sandbox
 from tests.nodes import WireNode, observed
 from tests.problems import problem
 from tests.service import Client
+from tests.testbed.waiting import wait_until
 
 
 def _gpu(sandbox: Sandbox, index: int) -> dict[str, Any]:
@@ -44,23 +45,31 @@ def test_a_gpu_shows_the_facts_that_its_node_reports(sandbox: Sandbox) -> None:
 
 
 def test_a_missing_gpu_is_lost_and_quarantined_after_its_return(sandbox: Sandbox) -> None:
-    all_of_them = sandbox.node.gpus
-    sandbox.sync(gpus=all_of_them[1:])
+    all_gpus = sandbox.node.gpus
+    sandbox.sync(gpus=all_gpus[1:])
     assert _health(sandbox, 0) == ("lost", "gpu_missing")
-    problem(sandbox.client.post(f"/v1/gpus/{all_of_them[0].uuid}/clear"), 409, "gpu_lost")
+    problem(sandbox.client.post(f"/v1/gpus/{all_gpus[0].uuid}/clear"), 409, "gpu_lost")
     sandbox.sync(gpus=None)  # an unknown list neither removes nor returns a GPU
     assert _health(sandbox, 0) == ("lost", "gpu_missing")
     for _ in range(2):
-        sandbox.sync(gpus=all_of_them)
+        sandbox.sync(gpus=all_gpus)
         assert _health(sandbox, 0) == ("quarantined", "gpu_returned")
-    assert sandbox.client.create(on_capacity="queue", gpus={"count": 8})["state"] == "pending"
-    cleared = sandbox.client.post(f"/v1/gpus/{all_of_them[0].uuid}/clear")
+    waiting = sandbox.create(gpus={"count": 8})["id"]
+    _require_not_placed(sandbox, waiting)
+    cleared = sandbox.client.post(f"/v1/gpus/{all_gpus[0].uuid}/clear")
     assert (cleared.json()["health"], cleared.json()["reason"]) == ("healthy", None)
-    sandbox.sync(gpus=all_of_them)
+    sandbox.sync(gpus=all_gpus)
     assert _health(sandbox, 0) == ("healthy", None)
+    sandbox.client.wait(waiting, "scheduled")
 
 
-def test_a_lost_gpu_stays_allocated(sandbox: Sandbox) -> None:
+def _require_not_placed(sandbox: Sandbox, instance_id: str) -> None:
+    """Fails if the scheduler places the pending instance."""
+    wait_until(lambda: (sandbox.client.instance(instance_id)["reason"] or {}).get("code") != "queued")
+    assert sandbox.client.instance(instance_id)["state"] == "pending"
+
+
+def test_a_lost_gpu_stays_allocated_until_its_instance_ends(sandbox: Sandbox) -> None:
     assignment = sandbox.running(gpus={"count": 8})
     sandbox.sync(observed(assignment, "running"), gpus=sandbox.node.gpus[1:])
     assert _health(sandbox, 0) == ("lost", "gpu_missing")
@@ -68,8 +77,7 @@ def test_a_lost_gpu_stays_allocated(sandbox: Sandbox) -> None:
     sandbox.sync(observed(assignment, "exited", exit_code=1), gpus=sandbox.node.gpus[1:])
     assert _gpu(sandbox, 0)["instance_id"] is None
     sandbox.placed(gpus={"count": 7})
-    waiting = sandbox.create(gpus={"count": 1})
-    assert sandbox.client.instance(waiting["id"])["devices"] == []
+    _require_not_placed(sandbox, sandbox.create(gpus={"count": 1})["id"])
 
 
 def test_a_fault_quarantines_a_gpu_until_it_is_repaired_and_cleared(sandbox: Sandbox) -> None:
@@ -79,7 +87,7 @@ def test_a_fault_quarantines_a_gpu_until_it_is_repaired_and_cleared(sandbox: San
     sandbox.client.post(f"/v1/gpus/{broken.uuid}/clear")
     sandbox.sync(gpus=[broken, *sandbox.node.gpus[1:]])
     assert _health(sandbox, 0) == ("quarantined", "reset_required")
-    sandbox.sync()  # repaired, but an admin must still clear it
+    sandbox.sync()  # the GPU is repaired, but an admin must still clear it
     assert _health(sandbox, 0) == ("quarantined", "reset_required")
     sandbox.client.post(f"/v1/gpus/{broken.uuid}/clear")
     sandbox.sync()
@@ -211,12 +219,12 @@ def test_an_old_sample_does_not_show_the_previous_holder_of_a_gpu(
     process = {
         "pid": 7, "name": "/home/ada/secret-model", "memory_used_mib": 5, "instance_id": former.instance_id
     }  # fmt: skip
-    nobodys = {**process, "name": "Xorg", "instance_id": None}
+    of_no_instance = {**process, "name": "Xorg", "instance_id": None}
     sample = {
         "uuid": former.gpu_uuids[0], "index": 0, "sampled_at": "2026-11-21T08:00:00Z",
-        "processes": [process, nobodys],
+        "processes": [process, of_no_instance],
     }  # fmt: skip
-    sandbox.sync(*sandbox.ran, samples=[sample])
+    sandbox.sync(*sandbox.reported, samples=[sample])
     path = f"/v1/gpus/{former.gpu_uuids[0]}/metrics"
     with _member_of_another_project(sandbox) as other:
         problem(other.get(path), 403, "forbidden")
@@ -224,14 +232,17 @@ def test_an_old_sample_does_not_show_the_previous_holder_of_a_gpu(
         sandbox.sync(samples=[sample])
         assert other.get(path).json()["processes"] == []  # the GPU is not allocated
         made = other.create(node_selector={"sandbox": sandbox.node.name}, gpus={"count": 8})
-        sandbox.made.append(made["id"])
+        sandbox.created_ids.append(made["id"])
         other.wait(made["id"], "scheduled")
         (shown,) = other.items(f"/v1/instances/{made['id']}/metrics")
         assert shown["processes"] == []
-        own = {**process, "name": "mine", "instance_id": made["id"]}
+        own = {**process, "name": "own-model", "instance_id": made["id"]}
         sandbox.sync(samples=[{**sample, "processes": [process, own]}])
-        assert [one["name"] for one in other.get(path).json()["processes"]] == ["mine"]
-    assert [one["name"] for one in sandbox.client.get(path).json()["processes"]] == [process["name"], "mine"]
+        assert [each["name"] for each in other.get(path).json()["processes"]] == ["own-model"]
+    assert [each["name"] for each in sandbox.client.get(path).json()["processes"]] == [
+        process["name"],
+        "own-model",
+    ]
 
 
 @contextmanager

@@ -32,11 +32,12 @@ def test_the_first_use_of_a_renewed_credential_ends_the_old_one(sandbox: Sandbox
     assert accepted.json()["id"] == node.id
     assert node.sync().renew_credential
     new = post_renewal(node)
-    node.sync()  # the old one is valid until the new one is used: an agent may die before storing it
+    # The old one is valid until the new one is used: an agent may die before it stores the new one.
+    node.sync()
     use(node, new)
     assert not node.sync().renew_credential
     use(node, old)
-    # Also on a replica that has cached the old one.
+    # The service has cached the old credential, and rejects it all the same.
     problem(node.post_sync(), 401, "unauthorized")
     problem(node.http.post("/agent/v1/session"), 401, "unauthorized")
     problem(node.http.post("/agent/v1/credential"), 401, "unauthorized")

@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from copy import copy
 from datetime import timedelta
 
 import httpx
@@ -15,7 +16,7 @@ from mooring.db.tables import JoinToken, Node
 from mooring.db.types import now
 from tests.api.conftest import Sandbox
 from tests.concurrency import run_concurrently
-from tests.nodes import WireNode, join_token, observed
+from tests.nodes import join_token, observed
 from tests.problems import problem
 from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
@@ -44,7 +45,7 @@ def test_one_of_several_concurrent_joins_with_one_name_succeeds(shared: Client) 
 
 def test_a_used_wrong_or_expired_token_is_rejected(shared_service: RunningService, shared: Client) -> None:
     used = join_token(shared)
-    assert _post_join(shared, used, "first-come").status_code == 201
+    assert _post_join(shared, used, "first").status_code == 201
     expired = join_token(shared, ttl_s=60)
     with shared_service.plane.database.write() as session:
         session.execute(
@@ -140,26 +141,27 @@ def test_a_cordoned_node_keeps_its_instances_and_gets_no_new_ones(sandbox: Sandb
 
 
 def test_a_node_with_instances_is_deleted_only_by_force(sandbox: Sandbox) -> None:
-    live, gone = sandbox.running(gpus={"count": 1}), sandbox.running(gpus={"count": 1})
-    sandbox.client.delete(f"/v1/instances/{gone.instance_id}")
+    running, deleted = sandbox.running(gpus={"count": 1}), sandbox.running(gpus={"count": 1})
+    sandbox.client.delete(f"/v1/instances/{deleted.instance_id}")
     path = f"/v1/nodes/{sandbox.node.id}"
     assert problem(sandbox.client.delete(path), 409, "node_in_use")["instances"] == 2
     assert sandbox.client.delete(path, params={"force": True}).status_code == 204
     problem(sandbox.client.get(path), 404, "not_found")
-    shown = sandbox.client.instance(live.instance_id)
+    shown = sandbox.client.instance(running.instance_id)
     assert (shown["state"], shown["reason"]["code"], shown["devices"]) == ("failed", "node_lost", [])
-    problem(sandbox.client.get(f"/v1/instances/{gone.instance_id}"), 404, "not_found")
+    problem(sandbox.client.get(f"/v1/instances/{deleted.instance_id}"), 404, "not_found")
     problem(sandbox.client.get(f"/v1/gpus/{sandbox.node.gpus[0].uuid}"), 404, "not_found")
     # The credential of the deleted node is rejected.
     problem(sandbox.node.post_sync(), 401, "unauthorized")
     problem(sandbox.client.delete(path), 404, "not_found")
     # The failed instance can be started on another node.
-    assert sandbox.client.post(f"/v1/instances/{live.instance_id}/start").json()["state"] == "pending"
-    deleted = [e for e in _node_events(sandbox) if e["node_id"] == sandbox.node.id]
-    assert deleted[-1]["state"] == "deleted"
+    assert sandbox.client.post(f"/v1/instances/{running.instance_id}/start").json()["state"] == "pending"
+    changes = [each for each in _node_events(sandbox) if each["node_id"] == sandbox.node.id]
+    assert changes[-1]["state"] == "deleted"
 
 
 def _node_events(sandbox: Sandbox) -> list[dict[str, object]]:
+    """The state changes of all nodes."""
     found, after = [], 0
     while items := sandbox.client.items("/v1/events", after=after, limit=200):
         found += [item["data"] for item in items if item["type"] == "node.state_changed"]
@@ -191,8 +193,7 @@ def test_a_newer_session_ends_the_older_one_even_while_it_waits(sandbox: Sandbox
     waiting.start()
     topic = Topic.node(sandbox.node.id)
     wait_until(lambda: topic in sandbox.service.plane.database.signals._wakes)
-    other = WireNode.__new__(WireNode)
-    other.__dict__.update(sandbox.node.__dict__)
+    other = copy(sandbox.node)
     other.open_session()
     waiting.join(20)
     problem(answers[0], 409, "stale_session")
@@ -211,7 +212,7 @@ def test_a_waiting_sync_is_answered_after_a_change(sandbox: Sandbox) -> None:
     waiting.join(20)
     (reply,) = answers
     assert [item.instance_id for item in reply.assignments] == [made["id"]]  # type: ignore[attr-defined]
-    # Without a change it is answered at its timeout.
+    # Without a change, a sync is answered at its timeout.
     assert sandbox.node.post_sync(wait_s=0.2).elapsed.total_seconds() >= 0.2
 
 
@@ -230,5 +231,6 @@ def test_marking_a_node_unreachable_twice_changes_nothing_more(sandbox: Sandbox)
     for _ in range(2):
         with sandbox.service.plane.database.write() as session:
             nodes.mark_unreachable(session, sandbox.node.id)
-    states = [e["data"]["to"] for e in sandbox.client.items(f"/v1/instances/{assignment.instance_id}/events")]
+    events = sandbox.client.items(f"/v1/instances/{assignment.instance_id}/events")
+    states = [event["data"]["to"] for event in events]
     assert states == ["pending", "scheduled", "running", "unreachable"]

@@ -24,7 +24,7 @@ def owner(shared: Client) -> Iterator[Tenant]:
 
 @pytest.fixture
 def outsider(shared: Client) -> Iterator[Tenant]:
-    with Tenant(shared, f"stranger-{uuid4().hex[:8]}") as made:
+    with Tenant(shared, f"outsider-{uuid4().hex[:8]}") as made:
         yield made
 
 
@@ -38,7 +38,7 @@ def reserve(sandbox: Sandbox, *projects: str) -> dict[str, Any]:
 def create_on_node(sandbox: Sandbox, tenant: Tenant, **fields: Any) -> dict[str, Any]:
     """A new instance of the tenant with the sandbox's label as node selector."""
     made = tenant.member.create(**{"node_selector": {"sandbox": sandbox.node.name}, **fields})
-    sandbox.made.append(made["id"])
+    sandbox.created_ids.append(made["id"])
     return made
 
 
@@ -60,7 +60,7 @@ def set_project_selector(shared: Client, tenant: Tenant, **selector: str) -> Non
 def test_a_reserved_node_runs_only_instances_of_its_projects(
     sandbox: Sandbox, owner: Tenant, outsider: Tenant, gpus: int
 ) -> None:
-    """Without the check, a project could use another project's node by its labels (finding 6)."""
+    """Labels alone would not prevent it: any project can select a node by its labels."""
     reserve(sandbox, owner.id)
     waiting = create_on_node(sandbox, outsider, gpus={"count": gpus})
     placed_instance = create_on_node(sandbox, owner, gpus={"count": gpus})
@@ -83,8 +83,8 @@ def test_a_reserved_node_is_not_used_by_other_dry_runs_and_immediate_placements(
     assert outcome["would_fit"]["max_count_now"] == 0
     rejected = outsider.member.post("/v1/instances", json={**body, "on_capacity": "fail"})
     problem(rejected, 409, "insufficient_capacity")
-    mine = owner.member.post("/v1/instances", params={"dry_run": "true"}, json=body).json()
-    assert mine["node_id"] == sandbox.node.id
+    outcome = owner.member.post("/v1/instances", params={"dry_run": "true"}, json=body).json()
+    assert outcome["node_id"] == sandbox.node.id
 
 
 def test_a_reserved_node_runs_only_groups_of_its_projects(
@@ -97,7 +97,7 @@ def test_a_reserved_node_runs_only_groups_of_its_projects(
         answer = tenant.member.post("/v1/instance-groups", json={"count": 2, "template": template})
         assert answer.status_code == 201, answer.text
         made[tenant.id] = answer.json()["members"]
-        sandbox.made += [member["instance_id"] for member in made[tenant.id]]
+        sandbox.created_ids += [member["instance_id"] for member in made[tenant.id]]
     for member in made[owner.id]:
         owner.member.wait(member["instance_id"], "scheduled")
     for member in made[outsider.id]:
@@ -117,14 +117,14 @@ def test_a_placement_from_before_the_change_is_not_written(
     if rule == "node_selector":
         set_project_selector(shared, outsider, sandbox="nowhere")
         reserve(sandbox)
-    plan = Placement(pending["id"], sandbox.node.id, (), 1000, 1024)
+    placement = Placement(pending["id"], sandbox.node.id, (), 1000, 1024)
     database = sandbox.service.plane.database
     with database.write() as session:
-        assert placements.assign(session, [plan]) == []
-    mine = create_on_node(sandbox, owner, node_selector={"sandbox": "nowhere"})
+        assert placements.assign(session, [placement]) == []
+    own = create_on_node(sandbox, owner, node_selector={"sandbox": "nowhere"})
     with database.write() as session:
-        plan = Placement(mine["id"], sandbox.node.id, (), 1000, 1024)
-        assert placements.assign(session, [plan]) == [mine["id"]]
+        placement = Placement(own["id"], sandbox.node.id, (), 1000, 1024)
+        assert placements.assign(session, [placement]) == [own["id"]]
 
 
 def test_running_instances_stay_on_a_newly_reserved_node_until_their_end(
@@ -147,8 +147,8 @@ def test_running_instances_stay_on_a_newly_reserved_node_until_their_end(
 def test_the_projects_of_a_reserved_node_are_visible_to_them_and_to_admins(
     sandbox: Sandbox, shared: Client, owner: Tenant, outsider: Tenant
 ) -> None:
-    both = sorted([owner.id, "prj_gone"])
-    answer = shared.patch(f"/v1/nodes/{sandbox.node.id}", json={"reserved_for": both})
+    with_unknown = sorted([owner.id, "prj_unknown"])
+    answer = shared.patch(f"/v1/nodes/{sandbox.node.id}", json={"reserved_for": with_unknown})
     problem(answer, 422, "unknown_project")
     reserve(sandbox, owner.id, owner.id)
     path = f"/v1/nodes/{sandbox.node.id}"
@@ -187,11 +187,11 @@ def test_instance_types_count_the_nodes_that_the_caller_may_use(
         found = client.items("/v1/instance-types")
         return sum(each["available"] for each in found if each["gpu_count"] == 8)
 
-    everything = available(shared)
-    assert available(outsider.viewer) == everything
+    total = available(shared)
+    assert available(outsider.viewer) == total
     reserve(sandbox, owner.id)
-    assert available(shared) == available(owner.viewer) == everything
-    assert available(outsider.viewer) == everything - 1
+    assert available(shared) == available(owner.viewer) == total
+    assert available(outsider.viewer) == total - 1
     set_project_selector(shared, owner, sandbox="nowhere")
     assert available(owner.viewer) == 0
     set_project_selector(shared, owner)
@@ -200,7 +200,8 @@ def test_instance_types_count_the_nodes_that_the_caller_may_use(
 def test_reservations_do_not_use_nodes_of_other_projects(
     sandbox: Sandbox, shared: Client, owner: Tenant, outsider: Tenant
 ) -> None:
-    def devices(tenant: Tenant) -> set[str]:
+    def reserved_nodes(tenant: Tenant) -> set[str]:
+        """The nodes of the eight GPUs that a reservation gets; none if it is rejected."""
         body = {"name": "r", "project_id": tenant.id, "gpus": {"count": 8}, "to": "2999-01-01T00:00:00Z"}
         answer = shared.post("/v1/reservations", json=body)
         if answer.status_code != 201:
@@ -212,8 +213,8 @@ def test_reservations_do_not_use_nodes_of_other_projects(
 
     reserve(sandbox, owner.id)
     set_project_selector(shared, owner, sandbox=sandbox.node.name)
-    assert devices(owner) == {sandbox.node.id}
-    assert sandbox.node.id not in devices(outsider)
+    assert reserved_nodes(owner) == {sandbox.node.id}
+    assert sandbox.node.id not in reserved_nodes(outsider)
 
 
 # --- the project's selector
@@ -223,9 +224,9 @@ def test_the_selector_of_a_project_applies_to_every_instance(
     sandbox: Sandbox, shared: Client, owner: Tenant
 ) -> None:
     set_project_selector(shared, owner, sandbox="nowhere")
-    waits = owner.member.create(gpus={"count": 1})
-    sandbox.made.append(waits["id"])
-    explanation = owner.member.get(f"/v1/instances/{waits['id']}/explain").json()
+    waiting = owner.member.create(gpus={"count": 1})
+    sandbox.created_ids.append(waiting["id"])
+    explanation = owner.member.get(f"/v1/instances/{waiting['id']}/explain").json()
     (refusal,) = (each for each in explanation["refusals"] if each["node_id"] == sandbox.node.id)
     assert (refusal["code"], refusal["wanted"]) == (
         "selector_mismatch",
@@ -233,7 +234,7 @@ def test_the_selector_of_a_project_applies_to_every_instance(
     )
     # A change applies to pending instances too.
     set_project_selector(shared, owner, sandbox=sandbox.node.name)
-    placed = owner.member.wait(waits["id"], "scheduled")
+    placed = owner.member.wait(waiting["id"], "scheduled")
     assert placed["node_id"] == sandbox.node.id
     assert placed["node_selector"] == {}  # the request's own selector is unchanged
 

@@ -1,4 +1,4 @@
-"""Limits of what a stolen node credential gives access to (findings 5 and 14)."""
+"""Limits of what a stolen node credential gives access to (findings 5 and 14 of the audit, decision 17)."""
 
 import threading
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def require_no_data_of(answer: SyncAnswer, assignment: Assignment) -> None:
     assert answer.streams == []
     for canary in (SECRET, PASSWORD, MARK, REGISTRY, assignment.name, assignment.project_id):
         assert canary not in text
-    # The node may remove containers that it reports wrongly; the answer only repeats what it reported.
+    # The answer may ask the node to remove a container, but only repeats what the node has reported of it.
     expected_removal = {
         "instance_id": assignment.instance_id,
         "attempt": assignment.attempt,
@@ -86,10 +86,10 @@ def test_a_node_gets_no_streams_of_another_node(sandbox: Sandbox, thief: WireNod
     assignment = sandbox.running()
     answers: list[httpx.Response] = []
     path = f"/v1/instances/{assignment.instance_id}/exec"
-    asking = threading.Thread(
+    thread = threading.Thread(
         target=lambda: answers.append(sandbox.client.post(path, json={"command": [MARK]}))
     )
-    asking.start()
+    thread.start()
     (stream,) = wait_until(sandbox.node.stream_requests)
     assert thief.stream_requests() == []
     as_earlier_release = thief.facts.model_copy(update={"asks_for_streams": False})
@@ -98,7 +98,7 @@ def test_a_node_gets_no_streams_of_another_node(sandbox: Sandbox, thief: WireNod
     frames = b'{"stream": "stdout", "text": "forged"}\n{"exit_code": 0}\n'
     problem(thief.http.post(f"/agent/v1/streams/{stream.id}", content=frames), 404, "not_found")
     assert sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames).status_code == 204
-    asking.join(20)
+    thread.join(20)
     assert answers[0].status_code == 200
 
 
@@ -112,7 +112,8 @@ def test_a_node_quarantines_only_its_own_gpus(sandbox: Sandbox, thief: WireNode)
     assert [gpu["health"] for gpu in get_node(sandbox, thief)["gpus"]] == ["quarantined"]
 
 
-GROWTH: dict[str, dict[str, Any]] = {
+# Facts that exceed the approved ones.
+INCREASES: dict[str, dict[str, Any]] = {
     "labels": {"labels": {"zone": "thief", "tenant": "b"}},
     "label_value": {"labels": {"zone": "b"}},
     "cpus": {"cpus": 4096},
@@ -123,7 +124,7 @@ GROWTH: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("facts", GROWTH.values(), ids=GROWTH.keys())
+@pytest.mark.parametrize("facts", INCREASES.values(), ids=INCREASES.keys())
 def test_a_node_that_reports_more_than_approved_gets_no_instances(
     sandbox: Sandbox, thief: WireNode, facts: dict[str, Any]
 ) -> None:
@@ -133,12 +134,12 @@ def test_a_node_that_reports_more_than_approved_gets_no_instances(
     thief.sync()
     after = get_node(sandbox, thief)
     assert (after["state"], after["reason"]["code"]) == ("not_ready", "facts_changed")
-    effective = ("labels", "cpus", "memory_mib", "address", "simulated")
-    assert all(after[name] == before[name] or name == "labels" for name in effective)
+    for name in ("cpus", "memory_mib", "address", "simulated"):
+        assert after[name] == before[name]
     assert after["labels"].items() <= before["labels"].items()
     fields = {**victim_fields(sandbox), "node_selector": facts.get("labels", {"zone": "thief"})}
     made = sandbox.client.create(**fields)
-    sandbox.made.append(made["id"])
+    sandbox.created_ids.append(made["id"])
     wait_until(lambda: sandbox.client.instance(made["id"])["reason"]["code"] not in {"queued", "no_nodes"})
     answer = thief.sync()
     assert (answer.assignments, answer.overlays) == ([], [])
@@ -167,10 +168,10 @@ def test_a_node_that_reports_more_disk_than_approved_is_not_ready(
 
 
 def test_a_node_cannot_add_or_change_gpus_without_approval(sandbox: Sandbox, thief: WireNode) -> None:
-    evil = thief.gpus[0].model_copy(update={"uuid": f"GPU-evil-{thief.name}", "index": 1})
+    added = thief.gpus[0].model_copy(update={"uuid": f"GPU-added-{thief.name}", "index": 1})
     bigger = thief.gpus[0].model_copy(update={"memory_mib": 2**20})
     better = thief.gpus[0].model_copy(update={"model": "NVIDIA B200"})
-    for gpus in ([*thief.gpus, evil], [bigger], [better]):
+    for gpus in ([*thief.gpus, added], [bigger], [better]):
         thief.sync(gpus=gpus)
         after = get_node(sandbox, thief)
         assert (after["state"], after["reason"]["code"]) == ("not_ready", "facts_changed")
@@ -241,7 +242,7 @@ def test_a_mig_device_of_another_gpu_is_ignored(sandbox: Sandbox, thief: WireNod
     (gpu,) = get_node(sandbox, thief)["gpus"]
     assert gpu["mig_devices"] == []
     (own, *_others) = get_node(sandbox, sandbox.node)["gpus"]
-    assert [one["uuid"] for one in own["mig_devices"]] == [device["uuid"]]
+    assert [each["uuid"] for each in own["mig_devices"]] == [device["uuid"]]
 
 
 def test_secrets_are_not_in_any_answer_to_a_report(sandbox: Sandbox) -> None:
@@ -284,9 +285,8 @@ def test_an_admin_approves_only_the_difference_that_was_read(sandbox: Sandbox, t
         "cpus": (64, 96),
         "labels": ({"zone": "thief"}, {"zone": "thief", "rack": "3"}),
     }
-    thief.facts = thief.facts.model_copy(
-        update={"cpus": 4096}
-    )  # changes after the admin has read the difference
+    # The facts change after the admin has read the difference.
+    thief.facts = thief.facts.model_copy(update={"cpus": 4096})
     thief.sync()
     stale = sandbox.client.post(path, json={"difference_id": read["id"]})
     problem(stale, 409, "facts_changed_again")
@@ -321,7 +321,7 @@ def test_smaller_facts_apply_immediately_and_may_grow_back(sandbox: Sandbox, thi
 def test_small_increases_of_memory_do_not_change_the_approved_amount(
     sandbox: Sandbox, thief: WireNode
 ) -> None:
-    approved, state = thief.facts.memory_mib, "ready"
+    approved = thief.facts.memory_mib
     for step in range(1, 8):
         thief.facts = thief.facts.model_copy(update={"memory_mib": approved * (100 + step) // 100})
         thief.sync()
@@ -331,16 +331,16 @@ def test_small_increases_of_memory_do_not_change_the_approved_amount(
 
 
 def test_facts_reported_without_docker_are_not_approved(sandbox: Sandbox, shared: Client) -> None:
-    node = WireNode(shared, f"away-{sandbox.node.name}", gpus=0)
-    away = {"code": "docker_unavailable", "message": "Docker does not answer"}
-    docker, guessed = node.facts, node.facts.model_copy(update={"cpus": 128})
+    node = WireNode(shared, f"without-docker-{sandbox.node.name}", gpus=0)
+    docker_problem = {"code": "docker_unavailable", "message": "Docker does not answer"}
+    facts_of_docker, guessed = node.facts, node.facts.model_copy(update={"cpus": 128})
     node.facts = guessed
-    node.sync(problem=away)
-    node.facts = docker
+    node.sync(problem=docker_problem)
+    node.facts = facts_of_docker
     node.sync()
     assert (get_node(sandbox, node)["state"], get_node(sandbox, node)["cpus"]) == ("ready", 64)
     node.facts = guessed
-    node.sync(problem=away)
+    node.sync(problem=docker_problem)
     assert get_node(sandbox, node)["reason"]["code"] == "docker_unavailable"
     node.sync()
     assert get_node(sandbox, node)["reason"]["code"] == "facts_changed"
@@ -359,8 +359,8 @@ def test_secrets_are_handed_out_only_for_a_start_on_their_node(sandbox: Sandbox,
     assert given.registry is not None
     assert given.registry.password == PASSWORD
     sandbox.node.start_secrets(assignment)  # a restarted agent requests them again
-    mine = {"target_id": assignment.instance_id, "action": "instance.hand_out_secrets"}
-    (entry,) = sandbox.client.items("/v1/audit-log", **mine)
+    filters = {"target_id": assignment.instance_id, "action": "instance.hand_out_secrets"}
+    (entry,) = sandbox.client.items("/v1/audit-log", **filters)
     assert (entry["actor"]["kind"], entry["actor"]["id"]) == ("node", sandbox.node.id)
     assert entry["after"] == {
         "attempt": 1, "secrets": [f"token-{sandbox.node.name}"], "registry": REGISTRY
@@ -383,45 +383,45 @@ def test_requests_for_secrets_are_limited_per_attempt(sandbox: Sandbox) -> None:
 def test_an_agent_of_the_previous_release_gets_no_assignments_with_secrets(sandbox: Sandbox) -> None:
     sandbox.node.facts = sandbox.node.facts.model_copy(update={"asks_for_secrets": False})
     sandbox.sync()
-    needs, plain = sandbox.create(**victim_fields(sandbox)), sandbox.create()
-    for made in (needs, plain):
+    with_secrets, plain = sandbox.create(**victim_fields(sandbox)), sandbox.create()
+    for made in (with_secrets, plain):
         sandbox.client.wait(made["id"], "scheduled")
     answer = sandbox.node.post_sync(specs=None)
     assert [each["instance_id"] for each in answer.json()["assignments"]] == [plain["id"]]
     assert SECRET not in answer.text
-    assert (
-        sandbox.client.instance(needs["id"])["state"] == "scheduled"
-    )  # the missing assignment does not fail the instance
+    # The instance whose assignment is missing does not fail.
+    assert sandbox.client.instance(with_secrets["id"])["state"] == "scheduled"
     sandbox.node.facts = sandbox.node.facts.model_copy(update={"asks_for_secrets": True})
-    assert sandbox.assignment(needs["id"]).asks_for_secrets
+    assert sandbox.assignment(with_secrets["id"]).asks_for_secrets
 
 
 def test_a_known_spec_is_not_sent_again(sandbox: Sandbox) -> None:
     first = sandbox.running(env={"MARK": MARK})
-    assert MARK not in sandbox.node.post_sync(*sandbox.ran).text
+    assert MARK not in sandbox.node.post_sync(*sandbox.reported).text
     # An agent that does not know the spec gets it again.
-    assert MARK in sandbox.node.post_sync(*sandbox.ran, specs={}).text
-    assert MARK in sandbox.node.post_sync(*sandbox.ran, specs=None).text
-    assert MARK in sandbox.node.post_sync(*sandbox.ran, specs={first.instance_id: "of another attempt"}).text
+    assert MARK in sandbox.node.post_sync(*sandbox.reported, specs={}).text
+    assert MARK in sandbox.node.post_sync(*sandbox.reported, specs=None).text
+    outdated = {first.instance_id: "of another attempt"}
+    assert MARK in sandbox.node.post_sync(*sandbox.reported, specs=outdated).text
     sandbox.client.post(f"/v1/instances/{first.instance_id}/restart")
-    answer = sandbox.node.post_sync(*sandbox.ran)
+    answer = sandbox.node.post_sync(*sandbox.reported)
     assert MARK in answer.text
-    # If the answer was lost, the spec is sent until the node reports it as known.
-    assert MARK in sandbox.node.post_sync(*sandbox.ran).text
+    # The spec is sent until the node reports it as known: the answer may have been lost.
+    assert MARK in sandbox.node.post_sync(*sandbox.reported).text
 
 
 def test_no_call_with_a_stolen_credential_returns_data_of_others(sandbox: Sandbox, thief: WireNode) -> None:
     """Calls all of `/agent/v1` with the stolen credential and the victim's IDs."""
     waiting = sandbox.placed(**victim_fields(sandbox))
     running = sandbox.running(gpus={"count": 1}, **victim_fields(sandbox))
-    theirs = [observed(each, "exited", exit_code=0) for each in (waiting, running)]
+    reports = [observed(each, "exited", exit_code=0) for each in (waiting, running)]
     calls: dict[str, list[httpx.Response]] = {
         "/agent/v1/join": [
             thief.http.post("/agent/v1/join", json={"token": "mj_x", "node_name": "x", "hostname": "x"})
         ],
         "/agent/v1/credential": [thief.http.post("/agent/v1/credential")],
         "/agent/v1/sync": [
-            thief.post_sync(*theirs, **fields)
+            thief.post_sync(*reports, **fields)
             for fields in (
                 {},
                 {"gpus": [*thief.gpus, *sandbox.node.gpus]},
@@ -451,12 +451,12 @@ def test_no_call_with_a_stolen_credential_returns_data_of_others(sandbox: Sandbo
             for canary in (SECRET, PASSWORD, MARK, REGISTRY, waiting.name, running.name):
                 assert canary not in answer.text, path
             if path == "/agent/v1/sync":
-                expected_removal = SyncAnswer.model_validate_json(answer.content)
+                parsed = SyncAnswer.model_validate_json(answer.content)
                 assert (
-                    expected_removal.assignments,
-                    expected_removal.unchanged,
-                    expected_removal.streams,
-                    expected_removal.overlays,
+                    parsed.assignments,
+                    parsed.unchanged,
+                    parsed.streams,
+                    parsed.overlays,
                 ) == ([], [], [], [])
     assert {path: {answer.status_code for answer in answers} for path, answers in calls.items()} == {
         "/agent/v1/join": {401},

@@ -60,7 +60,7 @@ def test_a_page_has_the_next_events_of_any_position(followers: Followers) -> Non
                 for after in (*made, made[0] - 1, made[-1], made[2]):
                     rest = [seq for seq in made if seq > after][:limit]
                     page = await followers.read(after, limit)
-                    # A partial page is allowed; an empty one only at the end of the log.
+                    # A partial page is allowed; an empty page only at the end of the log.
                     assert page == rest[: len(page)]
                     assert page or not rest
 

@@ -25,24 +25,24 @@ from tests.testbed.waiting import wait_until
 pytestmark = pytest.mark.both_databases
 
 
-def _history(client: Client, instance_id: str) -> list[dict[str, Any]]:
+def _instance_events(client: Client, instance_id: str) -> list[dict[str, Any]]:
     return client.items(f"/v1/instances/{instance_id}/events")
 
 
 def test_each_state_change_is_one_event_in_version_order(sandbox: Sandbox) -> None:
     assignment = sandbox.placed(gpus={"count": 1})
     path = f"/v1/instances/{assignment.instance_id}"
-    sandbox.sync(observed(assignment, "starting"))
-    sandbox.sync(observed(assignment, "starting"))
+    for _ in range(2):  # the second report changes nothing
+        sandbox.sync(observed(assignment, "starting"))
     sandbox.sync(observed(assignment, "running"))
     sandbox.client.patch(path, json={"labels": {"a": "b"}})  # no change of state
-    sandbox.client.post(f"{path}/stop")
-    sandbox.client.post(f"{path}/stop")
+    for _ in range(2):  # the second stop changes nothing
+        sandbox.client.post(f"{path}/stop")
     sandbox.sync(observed(assignment, "exited", exit_code=143))
     sandbox.client.post(f"{path}/start")
     sandbox.client.wait(assignment.instance_id, "scheduled")
 
-    changes = _history(sandbox.client, assignment.instance_id)
+    changes = _instance_events(sandbox.client, assignment.instance_id)
     steps = [(event["data"]["from"], event["data"]["to"]) for event in changes]
     assert steps == [
         (None, "pending"), ("pending", "scheduled"), ("scheduled", "starting"), ("starting", "running"),
@@ -73,9 +73,9 @@ def test_the_event_log_is_paged_without_gaps(client: Client, node: WireNode) -> 
     seqs = [event["seq"] for event in found]
     assert seqs == sorted(set(seqs))
     assert len({event["id"] for event in found}) == len(found)
-    created = [e["data"]["instance_id"] for e in found if e["data"].get("to") == "pending"]
+    created = [each["data"]["instance_id"] for each in found if each["data"].get("to") == "pending"]
     assert sorted(created) == sorted(made)
-    deleted = [e["data"]["instance_id"] for e in found if e["data"].get("to") == "deleted"]
+    deleted = [each["data"]["instance_id"] for each in found if each["data"].get("to") == "deleted"]
     assert sorted(deleted) == sorted(made[:5])
 
 
@@ -155,14 +155,14 @@ def test_a_stream_resumes_after_its_last_event(client: Client) -> None:
     with client.stream("GET", "/v1/events", headers=EVENTS) as answer:
         assert answer.headers["cache-control"] == "no-cache"
         stream = Stream(answer)
-        begun = stream.event()
-        assert begun["data"]["instance_id"] == first["id"]
+        created = stream.event()
+        assert created["data"]["instance_id"] == first["id"]
         second = client.create(gpus={"count": 64})
-        then = stream.event()
-        assert then["data"]["instance_id"] == second["id"]
-    resumed = EVENTS | {"Last-Event-ID": str(begun["seq"])}
+        following = stream.event()
+        assert following["data"]["instance_id"] == second["id"]
+    resumed = EVENTS | {"Last-Event-ID": str(created["seq"])}
     with client.stream("GET", "/v1/events?after=0", headers=resumed) as answer:
-        assert Stream(answer).event() == then
+        assert Stream(answer).event() == following
 
 
 def test_an_idle_stream_sends_keepalives(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,11 +191,10 @@ def test_old_events_are_deleted_except_the_newest(service: RunningService, clien
         old = now() - timedelta(days=31)
         session.execute(update(Event).where(Event.seq.in_(seqs[:2])).values(at=old))
     purge(service)
-    assert (
-        client.get("/v1/events").json()["items"][0]["seq"] == seqs[2]
-    )  # reading from the start is never rejected
-    gone = problem(client.get("/v1/events", params={"after": seqs[0]}), 410, "events_expired")
-    assert gone["oldest_seq"] == seqs[2]
+    # Reading from the start is never rejected.
+    assert client.get("/v1/events").json()["items"][0]["seq"] == seqs[2]
+    expired = problem(client.get("/v1/events", params={"after": seqs[0]}), 410, "events_expired")
+    assert expired["oldest_seq"] == seqs[2]
     problem(client.get("/v1/events", params={"after": seqs[0]}, headers=EVENTS), 410, "events_expired")
     problem(client.get("/v1/events", headers=EVENTS | {"Last-Event-ID": str(seqs[0])}), 410, "events_expired")
     assert len(client.items("/v1/events", after=seqs[1])) == 2

@@ -17,10 +17,10 @@ def test_log_lines_of_a_node_are_sanitized_and_truncated(sandbox: Sandbox) -> No
     for accept in ("text/plain", "text/event-stream"):
         answers: list[httpx.Response] = []
 
-        def ask(accept: str = accept, answers: list[httpx.Response] = answers) -> None:
+        def get_logs(accept: str = accept, answers: list[httpx.Response] = answers) -> None:
             answers.append(sandbox.client.get(path, headers={"Accept": accept}))
 
-        thread = threading.Thread(target=ask)
+        thread = threading.Thread(target=get_logs)
         thread.start()
         (stream,) = wait_until(sandbox.node.stream_requests)
         line = {"stream": "stdout", "text": HOSTILE, "at": "2026-11-22T08:00:00Z\ndata: forged"}

@@ -17,10 +17,12 @@ from tests.testbed.waiting import wait_until
 FRAMES = b'{"stream": "stdout", "text": "hi\\n"}\n{"exit_code": 0}\n'
 SHORT_S = 0.3
 
+StartExec = Callable[[], Callable[[], httpx.Response]]
+
 
 @pytest.fixture
-def ask(sandbox: Sandbox) -> Callable[[], Callable[[], httpx.Response]]:
-    """Starts a user's exec in a running instance; the returned function waits for its answer."""
+def start_exec(sandbox: Sandbox) -> StartExec:
+    """Starts a user's exec in a running instance, and returns a function that waits for the answer."""
     assignment = sandbox.running()
     path = f"/v1/instances/{assignment.instance_id}/exec"
 
@@ -31,19 +33,16 @@ def ask(sandbox: Sandbox) -> Callable[[], Callable[[], httpx.Response]]:
         )
         thread.start()
 
-        def answered() -> httpx.Response:
+        def wait_for_answer() -> httpx.Response:
             thread.join(20)
             return answers[0]
 
-        return answered
+        return wait_for_answer
 
     return begin
 
 
-Ask = Callable[[], Callable[[], httpx.Response]]
-
-
-def test_a_waiting_call_is_answered_after_a_users_request(sandbox: Sandbox, ask: Ask) -> None:
+def test_a_waiting_call_is_answered_after_a_users_request(sandbox: Sandbox, start_exec: StartExec) -> None:
     received_at: list[float] = []
 
     def wait() -> None:
@@ -56,49 +55,51 @@ def test_a_waiting_call_is_answered_after_a_users_request(sandbox: Sandbox, ask:
     wakes = sandbox.service.plane.database.signals._wakes
     wait_until(lambda: Topic.node_streams(sandbox.node.id) in wakes)
     began = time.monotonic()
-    assert ask()().json()["stdout"] == "hi\n"
+    assert start_exec()().json()["stdout"] == "hi\n"
     waiting.join(20)
     assert received_at[0] - began < 10
 
 
-def test_a_stream_known_to_the_node_does_not_end_its_wait(sandbox: Sandbox, ask: Ask) -> None:
-    answered = ask()
+def test_a_stream_known_to_the_node_does_not_end_its_wait(sandbox: Sandbox, start_exec: StartExec) -> None:
+    wait_for_answer = start_exec()
     (stream,) = wait_until(sandbox.node.stream_requests)
     began = time.monotonic()
     assert sandbox.node.stream_requests(known=[stream.id], wait_s=SHORT_S) == [stream]
     assert time.monotonic() - began >= SHORT_S
     sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
-    assert answered().status_code == 200
+    assert wait_for_answer().status_code == 200
     assert sandbox.node.stream_requests() == []
 
 
-def test_a_users_request_does_not_end_a_waiting_sync(sandbox: Sandbox, ask: Ask) -> None:
+def test_a_users_request_does_not_end_a_waiting_sync(sandbox: Sandbox, start_exec: StartExec) -> None:
     """Reports are expensive, so users must not be able to trigger them."""
-    answered = ask()
+    wait_for_answer = start_exec()
     (stream,) = wait_until(sandbox.node.stream_requests)
     began = time.monotonic()
     assert sandbox.node.sync(instances=None, wait_s=SHORT_S).streams == []
     assert time.monotonic() - began >= SHORT_S
     sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
-    assert answered().status_code == 200
+    assert wait_for_answer().status_code == 200
 
 
-def test_an_agent_of_an_earlier_release_gets_streams_in_the_sync_answer(sandbox: Sandbox, ask: Ask) -> None:
+def test_an_agent_of_an_earlier_release_gets_streams_in_the_sync_answer(
+    sandbox: Sandbox, start_exec: StartExec
+) -> None:
     sandbox.node.facts = sandbox.node.facts.model_copy(update={"asks_for_streams": False})
-    answered = ask()
+    wait_for_answer = start_exec()
     (stream,) = wait_until(lambda: sandbox.node.sync(instances=None, wait_s=1).streams)
     sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
-    assert answered().status_code == 200
+    assert wait_for_answer().status_code == 200
 
 
-def test_a_stale_session_gets_no_streams(sandbox: Sandbox, ask: Ask) -> None:
-    answered = ask()
+def test_a_stale_session_gets_no_streams(sandbox: Sandbox, start_exec: StartExec) -> None:
+    wait_for_answer = start_exec()
     (stream,) = wait_until(sandbox.node.stream_requests)
     old = sandbox.node.session
     sandbox.node.open_session()
     problem(sandbox.node.post_stream_requests(session=old), 409, "stale_session")
     sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
-    assert answered().status_code == 200
+    assert wait_for_answer().status_code == 200
 
 
 def test_a_replaced_credential_gets_no_streams(sandbox: Sandbox) -> None:

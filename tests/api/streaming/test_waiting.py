@@ -1,4 +1,4 @@
-"""`/wait` is answered when the state is reached or can no longer be reached."""
+"""`/wait` is answered when the state is reached or can no longer be reached, or at the timeout."""
 
 import threading
 from collections.abc import Callable
@@ -20,13 +20,13 @@ class Waiting:
     def __init__(self, client: Client, instance_id: str, state: str, timeout_s: float = 60) -> None:
         self._answer: Any = None
 
-        def ask() -> None:
+        def get() -> None:
             with Client(str(client.base_url)) as own:
                 self._answer = own.get(
                     f"/v1/instances/{instance_id}/wait", params={"state": state, "timeout_s": timeout_s}
                 )
 
-        self._thread = threading.Thread(target=ask)
+        self._thread = threading.Thread(target=get)
         self._thread.start()
 
     def answer(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def test_a_wait_for_a_current_or_passed_state_is_answered_immediately(sandbox: S
         assert outcome["reached"] is True
 
 
-def test_a_wait_is_answered_when_the_state_becomes_unreachable(
+def test_a_wait_is_answered_when_the_state_can_no_longer_be_reached(
     sandbox: Sandbox, waiting: Callable[..., Waiting]
 ) -> None:
     assignment = sandbox.placed()
@@ -84,10 +84,11 @@ def test_a_wait_is_answered_when_the_state_becomes_unreachable(
     ("operation", "target"),
     [("stop", "running"), ("stop", "pending"), ("delete", "stopped"), ("delete", "running")],
 )
-def test_an_operation_can_make_a_state_unreachable(
+def test_a_wait_is_answered_when_an_operation_prevents_the_state(
     sandbox: Sandbox, waiting: Callable[..., Waiting], operation: str, target: str
 ) -> None:
     assignment = sandbox.placed()
+    # Before the stop, a wait for `pending` would be answered at once: the instance has passed this state.
     request = waiting(assignment.instance_id, target) if target != "pending" else None
     path = f"/v1/instances/{assignment.instance_id}"
     answer = (

@@ -1,4 +1,4 @@
-"""A single key cannot fill the database (finding 4): the attacks and what they leave behind."""
+"""A single key cannot fill the database (finding 4 of the audit): the attacks, and the rows that remain."""
 
 import sqlite3
 import threading
@@ -29,7 +29,7 @@ MIB = 1024 * 1024
 LARGE_ENV = {f"V{number}": b64encode(Random(number).randbytes(24_576)).decode() for number in range(7)}
 # 17 KiB, nearly the largest labels that are accepted.
 LARGE_LABELS = {f"label-{number}": "y" * 255 for number in range(63)}
-# Deleted immediately: with these settings, the loop runs every second.
+# Deleted instances and idempotency keys expire at once; the loop that removes them runs every second.
 SHORTEST_RETENTION = {"deleted_kept_days": 1e-6, "idempotency_kept_hours": 1e-6}
 
 
@@ -66,7 +66,7 @@ def size(url: str) -> int:
 def test_creates_and_deletes_under_a_quota_of_one_do_not_grow_the_database(
     database_url: str, tmp_path: Path
 ) -> None:
-    """Each cycle stores 450 KiB: a spec, and the answer for a replay."""
+    """Each create stores a spec of 224 KiB."""
     with (
         serving(database_url, tmp_path, **SHORTEST_RETENTION) as service,
         service.client as admin,
@@ -197,10 +197,10 @@ def test_the_written_bytes_of_a_project_per_day_are_limited(database_url: str, t
         service.client as admin,
         member_of_new_project(admin) as member,
     ):
-        instance_id_to_change = member.create()["id"]
+        instance_id = member.create()["id"]
 
         def change() -> httpx.Response:
-            return member.patch(f"/v1/instances/{instance_id_to_change}", json={"labels": LARGE_LABELS})
+            return member.patch(f"/v1/instances/{instance_id}", json={"labels": LARGE_LABELS})
 
         answers = [change() for _ in range(60)]
         refused = problem(answers[-1], 429, "daily_write_limit")
@@ -209,12 +209,12 @@ def test_the_written_bytes_of_a_project_per_day_are_limited(database_url: str, t
         assert 0 < int(answers[-1].headers["retry-after"]) <= 86_400
         creates = [member.post("/v1/instances", json={"image": IMAGE}) for _ in range(10)]
         problem(creates[-1], 429, "daily_write_limit")
-        assert member.delete(f"/v1/instances/{instance_id_to_change}").status_code == 202
+        assert member.delete(f"/v1/instances/{instance_id}").status_code == 202
         admin.create()
 
 
 @pytest.fixture
-def member_of_group(sandbox: Sandbox) -> dict[str, Any]:
+def group(sandbox: Sandbox) -> dict[str, Any]:
     template = {
         "image": IMAGE, "env": {"A": "1"}, "command": ["a", "b"], "working_dir": "/w", "user": "u",
         "node_selector": {"sandbox": sandbox.node.name}, "ports": [{"container": 80}],
@@ -225,25 +225,25 @@ def member_of_group(sandbox: Sandbox) -> dict[str, Any]:
     return dict(made.json())
 
 
-def _members_spec(sandbox: Sandbox, instance_id: str) -> dict[str, Any]:
+def _stored_spec(sandbox: Sandbox, instance_id: str) -> dict[str, Any]:
     with sandbox.service.plane.database.read() as session:
         return dict(session.get_one(Instance, instance_id).spec)
 
 
 @pytest.mark.parametrize("made_by", ["this release", "an earlier one"])
 def test_a_member_is_shown_and_started_with_its_groups_template(
-    sandbox: Sandbox, member_of_group: dict[str, Any], made_by: str
+    sandbox: Sandbox, group: dict[str, Any], made_by: str
 ) -> None:
-    ids = [member["instance_id"] for member in member_of_group["members"]]
-    assert "env" not in _members_spec(sandbox, ids[0])
+    ids = [member["instance_id"] for member in group["members"]]
+    assert "env" not in _stored_spec(sandbox, ids[0])
     if made_by == "an earlier one":
         with sandbox.service.plane.database.write() as session:
-            group = session.get_one(InstanceGroup, member_of_group["id"])
+            row = session.get_one(InstanceGroup, group["id"])
             for instance_id in ids:
-                session.get_one(Instance, instance_id).spec = dict(group.template)
+                session.get_one(Instance, instance_id).spec = dict(row.template)
     for instance_id in ids:
         shown = sandbox.client.instance(instance_id)
-        for name, value in member_of_group["template"].items():
+        for name, value in group["template"].items():
             assert shown[name] == value, name
         listed = sandbox.client.items("/v1/instances", name=shown["name"])[0]
         assert (listed["env"], listed["command"]) == ({"A": "1"}, ["a", "b"])
@@ -256,13 +256,13 @@ def test_a_member_is_shown_and_started_with_its_groups_template(
             "u",
         )
         assert [port.container for port in assigned.ports] == [80]
-    sandbox.client.delete(f"/v1/instance-groups/{member_of_group['id']}")
+    sandbox.client.delete(f"/v1/instance-groups/{group['id']}")
 
 
 def test_a_long_reason_is_truncated_in_events_only(client: Client, node: WireNode) -> None:
     made = client.create()
     client.wait(made["id"], "scheduled")
-    assignment = next(iter(node.sync(instances=None).assignments))
+    (assignment,) = node.sync(instances=None).assignments
     message = "no " * 600
     node.sync(observed(assignment, "refused", reason={"code": "image_pull_failed", "message": message}))
     assert client.wait(made["id"], "failed")["reason"]["message"] == message

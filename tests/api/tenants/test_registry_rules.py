@@ -60,7 +60,7 @@ def test_a_listed_registry_is_allowed_and_marked_in_the_assignment(
     listed = {}
     for image in ("10.0.0.7:5000/team/image:1", "registry.example.com/team/image:1"):
         made = tenant.member.create(image=image, node_selector={"sandbox": sandbox.node.name})
-        sandbox.made.append(made["id"])
+        sandbox.created_ids.append(made["id"])
         tenant.member.wait(made["id"], "scheduled")
         listed[image] = sandbox.assignment(made["id"]).registry_listed
     assert listed == {"10.0.0.7:5000/team/image:1": True, "registry.example.com/team/image:1": False}
@@ -76,11 +76,12 @@ def test_only_the_default_project_of_a_loopback_service_uses_loopback_registries
 
 
 def test_a_start_is_rejected_when_the_registry_is_no_longer_listed(sandbox: Sandbox, tenant: Tenant) -> None:
-    """The rule also applies to instances that were created before the list."""
+    """The rule also applies to instances that were created while the registry was listed."""
     made = tenant.member.create(image="10.0.0.7:5000/x", node_selector={"sandbox": "nowhere"})
-    sandbox.made.append(made["id"])
+    sandbox.created_ids.append(made["id"])
     path = f"/v1/instances/{made['id']}"
     assert tenant.member.post(f"{path}/stop").status_code == 202
+    # Without its settings, the service allows no internal registry.
     info = sandbox.service.plane.database.session_info
     rules = dict(info)
     info.clear()

@@ -162,23 +162,23 @@ def test_values_are_handed_out_only_to_an_attempt_that_may_start(sandbox: Sandbo
     sandbox.sync(observed(first, "running"))
     _require_no_secrets(sandbox, first)
     tenant.member.put(path, json={"value": "marlin"})
-    _require_no_secrets(sandbox, first)  # it keeps the value of its start
+    _require_no_secrets(sandbox, first)  # the container keeps the value from its start
 
-    one = f"/v1/instances/{first.instance_id}"
-    tenant.member.post(f"{one}/restart")
+    instance_path = f"/v1/instances/{first.instance_id}"
+    tenant.member.post(f"{instance_path}/restart")
     second = sandbox.assignment(first.instance_id)
     _require_no_secrets(sandbox, first)
     assert sandbox.node.start_secrets(second).secrets == {"TOKEN": "marlin", "AGAIN": "marlin"}
     sandbox.sync(observed(second, "running"))
-    tenant.member.post(f"{one}/stop")
+    tenant.member.post(f"{instance_path}/stop")
     _require_no_secrets(sandbox, second)
     sandbox.sync(observed(second, "exited", exit_code=0))
     _require_no_secrets(sandbox, second)
-    tenant.member.post(f"{one}/start")
+    tenant.member.post(f"{instance_path}/start")
     sandbox.client.wait(first.instance_id, "scheduled")
     third = sandbox.assignment(first.instance_id)
     assert sandbox.node.start_secrets(third).secrets == {"TOKEN": "marlin", "AGAIN": "marlin"}
-    tenant.member.post(f"{one}/stop")
+    tenant.member.post(f"{instance_path}/stop")
     _require_no_secrets(sandbox, third)
 
 
@@ -195,8 +195,8 @@ def test_a_node_that_lost_docker_before_the_start_gets_secrets_again(
     with sandbox.service.plane.database.write() as session:
         nodes.mark_unreachable(session, sandbox.node.id)
     assert sandbox.client.instance(placed.instance_id)["state"] == "unreachable"
-    away = {"code": "docker_unavailable", "message": "Docker does not answer"}
-    (assignment,) = sandbox.sync(instances=None, problem=away).assignments
+    docker_problem = {"code": "docker_unavailable", "message": "Docker does not answer"}
+    (assignment,) = sandbox.sync(instances=None, problem=docker_problem).assignments
     assert sandbox.client.instance(placed.instance_id)["state"] == "unreachable"
     assert (assignment.want, assignment.may_start) == ("running", True)
     assert sandbox.node.start_secrets(assignment).secrets == {"V0": "swordfish"}
@@ -216,16 +216,16 @@ def test_a_request_with_an_unknown_secret_is_rejected(sandbox: Sandbox, tenant: 
     running = sandbox.placed(project_id=tenant.id, env=_env_with_secrets("there"))
     sandbox.sync(observed(running, "running"))
     tenant.member.delete(path)
-    one = f"/v1/instances/{running.instance_id}"
-    problem(tenant.member.post(f"{one}/restart"), 422, "unknown_secret")
+    instance_path = f"/v1/instances/{running.instance_id}"
+    problem(tenant.member.post(f"{instance_path}/restart"), 422, "unknown_secret")
     assert sandbox.client.instance(running.instance_id)["state"] == "running"
-    tenant.member.post(f"{one}/stop")
+    tenant.member.post(f"{instance_path}/stop")
     sandbox.sync(observed(running, "exited", exit_code=0))
-    refused = problem(tenant.member.post(f"{one}/start"), 422, "unknown_secret")
+    refused = problem(tenant.member.post(f"{instance_path}/start"), 422, "unknown_secret")
     assert refused["errors"][0]["pointer"] == "/env/V0"
     assert sandbox.client.instance(running.instance_id)["state"] == "stopped"
     tenant.create_secret("there", "again")
-    assert tenant.member.post(f"{one}/start").status_code == 202
+    assert tenant.member.post(f"{instance_path}/start").status_code == 202
 
 
 def test_a_name_refers_to_the_secret_of_the_instances_project(sandbox: Sandbox, tenant: Tenant) -> None:
@@ -233,10 +233,10 @@ def test_a_name_refers_to_the_secret_of_the_instances_project(sandbox: Sandbox, 
     tenant.create_secret("only-here", "swordfish")
     with Tenant(sandbox.client, f"others-{uuid4().hex[:8]}") as other:
         other.create_secret("same", "marlin")
-        ours = sandbox.placed(project_id=tenant.id, env=_env_with_secrets("same"))
-        theirs = sandbox.placed(project_id=other.id, env=_env_with_secrets("same"))
-        assert sandbox.node.start_secrets(ours).secrets == {"V0": "swordfish"}
-        assert sandbox.node.start_secrets(theirs).secrets == {"V0": "marlin"}
+        own = sandbox.placed(project_id=tenant.id, env=_env_with_secrets("same"))
+        others = sandbox.placed(project_id=other.id, env=_env_with_secrets("same"))
+        assert sandbox.node.start_secrets(own).secrets == {"V0": "swordfish"}
+        assert sandbox.node.start_secrets(others).secrets == {"V0": "marlin"}
         body = {"image": "busybox", "env": _env_with_secrets("only-here")}
         problem(other.member.post("/v1/instances", json=body), 422, "unknown_secret")
 
@@ -274,13 +274,13 @@ def test_a_damaged_secret_does_not_block_the_others(
     sandbox: Sandbox, tenant: Tenant, caplog: pytest.LogCaptureFixture
 ) -> None:
     tenant.create_secret("good", "swordfish")
-    damaged = tenant.create_secret("bad", "marlin").rpartition("/")[2]
+    damaged_id = tenant.create_secret("bad", "marlin").rpartition("/")[2]
     registry_id = tenant.owner.post("/v1/registries", json=_credentials()).json()["id"]
     image = "registry.example/x:1"
     placed = sandbox.placed(project_id=tenant.id, image=image, env=_env_with_secrets("good", "bad"))
     assert sandbox.node.start_secrets(placed).registry is not None
     with sandbox.service.plane.database.write() as session:
-        session.execute(update(Secret).where(Secret.id == damaged).values(sealed_value=b"no token"))
+        session.execute(update(Secret).where(Secret.id == damaged_id).values(sealed_value=b"no token"))
         session.execute(
             update(Registry).where(Registry.id == registry_id).values(sealed_password=b"no token")
         )
@@ -402,29 +402,28 @@ def test_secret_values_appear_only_in_the_start_data(
 
     env = {"TOKEN": {"secret": "token"}, "PLAIN": PLAIN}
     made = recording_owner.create(image="registry.example/x:1", env=env, labels={"a": "b"}, gpus={"count": 1})
-    one = f"/v1/instances/{made['id']}"
+    instance_path = f"/v1/instances/{made['id']}"
     recording_owner.wait(made["id"], "scheduled")
-    first = _secret_assignment(node, VALUE, PASSWORD)
+    first = _assignment_with_secrets(node, VALUE, PASSWORD)
     _read_everything(admin, recording_owner, made["id"], secret["id"], registry["id"], first.gpu_uuids[0])
     _require_no_secret_in_answer(node, observed(first, "running"))
     recording_owner.expect(200, "PUT", f"/v1/secrets/{secret['id']}", json={"value": REPLACED})
     recording_owner.expect(200, "PUT", f"/v1/registries/{registry['id']}", json={"password": NEW_PASSWORD})
     _require_no_secret_in_answer(node, observed(first, "running"))
-    recording_owner.expect(202, "POST", f"{one}/restart")
-    second = _secret_assignment(node, REPLACED, NEW_PASSWORD)
+    recording_owner.expect(202, "POST", f"{instance_path}/restart")
+    second = _assignment_with_secrets(node, REPLACED, NEW_PASSWORD)
     _require_no_secret_in_answer(node, observed(second, "running"))
     _read_everything(admin, recording_owner, made["id"], secret["id"], registry["id"], first.gpu_uuids[0])
-    recording_owner.expect(202, "POST", f"{one}/stop")
+    recording_owner.expect(202, "POST", f"{instance_path}/stop")
     _require_no_secret_in_answer(node, observed(second, "running"))
     _require_no_secret_in_answer(node, observed(second, "exited", exit_code=0))
     recording_owner.expect(204, "DELETE", f"/v1/secrets/{secret['id']}")
-    recording_owner.expect(422, "POST", f"{one}/start")
+    recording_owner.expect(422, "POST", f"{instance_path}/start")
     recording_owner.expect(204, "DELETE", f"/v1/registries/{registry['id']}")
-    recording_owner.expect(202, "DELETE", one)
+    recording_owner.expect(202, "DELETE", instance_path)
     _require_no_secret_in_answer(node)
-    recording_owner.expect(
-        201, "POST", "/v1/secrets", json={"name": "token", "value": VALUE}
-    )  # this one is not deleted
+    # This secret is not deleted, so that `_require_encrypted` finds it.
+    recording_owner.expect(201, "POST", "/v1/secrets", json={"name": "token", "value": VALUE})
     recording_owner.expect(201, "POST", "/v1/registries", json=_credentials())
     _read_everything(admin, recording_owner, made["id"], secret["id"], registry["id"], first.gpu_uuids[0])
 
@@ -473,8 +472,8 @@ def _send_rejected_requests(client: RecordingClient, secret: str, registry: str)
     problem(client.patch(secret, json={"value": VALUE}), 405)
 
 
-def _secret_assignment(node: WireNode, value: str, password: str) -> Assignment:
-    """The node's assignment; checks that its start data, and nothing else, has each value once."""
+def _assignment_with_secrets(node: WireNode, value: str, password: str) -> Assignment:
+    """The node's assignment. Fails unless the start data has each value once, and the answer has none."""
     answer = node.post_sync(instances=None, specs=None)
     reply = SyncAnswer.model_validate_json(answer.content)
     node.generation = reply.generation
@@ -536,7 +535,7 @@ def _stored_bytes(service: RunningService, folder: Path) -> bytes:
         rows = [
             row
             for table in Base.metadata.sorted_tables
-            for row in session.scalars(text(f"SELECT kept::text FROM {table.name} AS kept"))
+            for row in session.scalars(text(f"SELECT stored::text FROM {table.name} AS stored"))
         ]
     return files + "\n".join(rows).encode()
 

@@ -51,11 +51,11 @@ def test_a_group_waits_for_preempted_members_on_an_unreachable_node(
 ) -> None:
     group = _made(client, template={**TEMPLATE, "gpus": {"count": 9}})
     with database.write() as session:
-        away, waits = (session.get_one(Instance, each["instance_id"]) for each in group["members"])
+        unreachable, pending = (session.get_one(Instance, each["instance_id"]) for each in group["members"])
         assert gangs.of(session, {group["id"]}).keys() == {group["id"]}
-        away.state, away.requeue = State.UNREACHABLE, True
+        unreachable.state, unreachable.requeue = State.UNREACHABLE, True
         session.flush()
-        assert waits.state is State.PENDING
+        assert pending.state is State.PENDING
         assert gangs.of(session, {group["id"]}) == {}
         session.rollback()
 

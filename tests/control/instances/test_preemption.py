@@ -38,10 +38,10 @@ def _placed(client: Client, **fields: Any) -> str:
 
 
 def _evicted(
-    database: Database, *evictions: Eviction, min_run_s: float = 0, going: Sequence[str] = ()
+    database: Database, *evictions: Eviction, min_run_s: float = 0, stopping: Sequence[str] = ()
 ) -> list[str]:
     with database.write() as session:
-        return preemption.evict(session, evictions, min_run_s, going)
+        return preemption.evict(session, evictions, min_run_s, stopping)
 
 
 def test_a_valid_eviction_is_applied(
@@ -51,7 +51,7 @@ def test_a_valid_eviction_is_applied(
     plan = [Eviction(victim, node.id, waiting, "priority") for victim in victims]
     assert _evicted(database, *plan) == victims
     assert {client.instance(victim)["state"] for victim in victims} == {"stopping"}
-    assert _evicted(database, *plan, going=victims) == []  # they are stopping already
+    assert _evicted(database, *plan, stopping=victims) == []  # they are stopping already
 
 
 def test_two_replicas_do_not_both_preempt(
@@ -61,17 +61,17 @@ def test_two_replicas_do_not_both_preempt(
     assert _evicted(database, Eviction(first, node.id, waiting, "priority")) == [first]
     other = Eviction(second, node.id, waiting, "priority")
     assert _evicted(database, other) == []  # planned without knowledge of the first eviction
-    assert _evicted(database, other, going=[first]) == [second]
+    assert _evicted(database, other, stopping=[first]) == [second]
 
 
 @pytest.mark.parametrize(
     ("victim", "eviction", "min_run_s"),
     [
         ({"preemptible": False}, {}, 0),
-        ({"priority": 60}, {}, 0),
+        ({"priority": 60}, {}, 0),  # not lower than that of the waiting instance
         ({}, {}, 300),  # it has not run for long enough
-        ({}, {"node_id": "nod_other"}, 0),
-        ({}, {"for_instance_id": "ins_none"}, 0),
+        ({}, {"node_id": "nod_other"}, 0),  # it is not on this node
+        ({}, {"for_instance_id": "ins_none"}, 0),  # no such instance
         ({"preemptible": False}, {"because": "reclaim"}, 0),  # no project has a guarantee
     ],
 )

@@ -1,4 +1,4 @@
-"""Writing waiting reasons takes locks in the usual order."""
+"""The rows of instances that get a waiting reason are locked in the order of their ids."""
 
 import threading
 
@@ -14,30 +14,28 @@ from tests.testbed.waiting import wait_until
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_instances_with_new_reasons_are_locked_in_the_usual_order(
-    service: RunningService, client: Client
-) -> None:
+def test_instances_with_new_reasons_are_locked_by_id(service: RunningService, client: Client) -> None:
     database = service.plane.database
     first, second = (client.create(gpus={"count": 1})["id"] for _ in range(2))
     for each in (first, second):
         wait_until(lambda: client.instance(each)["reason"]["code"] != "queued")  # noqa: B023 - used at once
     unplaced = [
-        Unplaced(second, (), ever=True, summary="a sentence"),
-        Unplaced(first, (), ever=True, summary="behind it"),
+        Unplaced(second, (), ever=True, summary="first in the alphabet"),
+        Unplaced(first, (), ever=True, summary="last"),
     ]
     failures: list[BaseException] = []
     with database.write() as session:
         locks.instances(session, [first])
-        thread = threading.Thread(target=_explain, args=(database, unplaced, failures))
+        thread = threading.Thread(target=_set_reasons, args=(database, unplaced, failures))
         thread.start()
         wait_until(lambda: _waits(database))
         assert locks.instances(session, [second]).keys() == {second}
     thread.join(20)
     assert not failures
-    assert client.instance(first)["reason"]["message"] == "behind it"
+    assert client.instance(first)["reason"]["message"] == "last"
 
 
-def _explain(database: Database, unplaced: list[Unplaced], failures: list[BaseException]) -> None:
+def _set_reasons(database: Database, unplaced: list[Unplaced], failures: list[BaseException]) -> None:
     try:
         with database.write() as session:
             waiting_reasons.set_reasons(session, unplaced)

@@ -1,4 +1,4 @@
-"""The cost of a report: every node sends one every few seconds."""
+"""The cost of a report, which every node sends every few seconds, and reports applied in several parts."""
 
 import threading
 from collections import Counter
@@ -85,7 +85,7 @@ def test_a_report_of_many_changes_is_answered_once_all_are_applied(client: Clien
     assert _states(client) == {"running": MANY}
 
 
-def test_other_writers_wait_for_a_few_changes_at_a_time(
+def test_a_report_of_many_changes_is_applied_in_several_transactions(
     service: RunningService, client: Client, node: WireNode
 ) -> None:
     parts = _PartialReport(service, node, _scheduled(client, node))

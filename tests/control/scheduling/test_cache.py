@@ -1,4 +1,4 @@
-"""The node cache: changed nodes are read again, and lost notifications heal."""
+"""The cache of nodes: which changes it reads, and when."""
 
 from collections.abc import Iterator
 
@@ -59,7 +59,7 @@ def test_a_node_that_did_not_change_stays_the_same_object(
 
 
 def test_a_rolled_back_change_does_not_reach_the_cache(database: Database, nodes: list[WireNode]) -> None:
-    """The next change gets the same revision again."""
+    """The change after the rolled back one gets the same revision."""
     views = NodeViews()
     _views(database, views)
 
@@ -67,7 +67,9 @@ def test_a_rolled_back_change_does_not_reach_the_cache(database: Database, nodes
         pass
 
     with pytest.raises(Undone), database.write() as session:
-        _cordon(session.get_one(Node, nodes[0].id), session)
+        node = session.get_one(Node, nodes[0].id)
+        node.cordoned = True
+        revisions.changed(session, node.id)
         assert next(view for view in views.current(session) if view.name == "gpu-0").state == "cordoned"
         raise Undone
     with database.write() as session:
@@ -75,11 +77,6 @@ def test_a_rolled_back_change_does_not_reach_the_cache(database: Database, nodes
         node.draining = True
         revisions.changed(session, node.id)
     assert _views(database, views)["gpu-0"].state == "draining"
-
-
-def _cordon(node: Node, session: object) -> None:
-    node.cordoned = True
-    revisions.changed(session, node.id)  # type: ignore[arg-type]
 
 
 def test_a_full_refresh_finds_a_change_without_a_revision(database: Database, nodes: list[WireNode]) -> None:
@@ -91,7 +88,7 @@ def test_a_full_refresh_finds_a_change_without_a_revision(database: Database, no
     assert _views(database, views)["gpu-0"].state == "ready"
     clock.now += FULL_REFRESH_S + 1
     assert _views(database, views)["gpu-0"].state == "cordoned"
-    with database.write() as session:  # so that the service's own cache is correct too
+    with database.write() as session:  # so that the service's own cache reads the change too
         revisions.changed_many(session, [nodes[0].id])
 
 

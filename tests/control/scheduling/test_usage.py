@@ -9,8 +9,10 @@ from mooring.control.scheduling import usage
 from mooring.core.node import NodeState
 from mooring.core.policy import Policy
 from mooring.db.session import Database
+from mooring.db.tables import ProjectUsage
+from mooring.db.types import now
 from mooring.scheduler.model import GpuAllocation, NodeView, ResourceUsage, Running
-from tests.nodes import WireNode, observed
+from tests.nodes import WireNode
 from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
 
@@ -21,7 +23,7 @@ NOON = datetime(2030, 5, 31, 12, tzinfo=UTC)
 
 
 class Samples:
-    """Samples the allocations of one project at times that the test sets."""
+    """Takes samples of the allocations of one project, at times that the test sets."""
 
     def __init__(self, database: Database, project_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self._database = database
@@ -49,10 +51,10 @@ class Samples:
         )
         with self._database.write() as session:
             usage.add_sample(session, [node], Policy(usage_half_life_s=HALF_LIFE_S), within_s)
-        return self.now
+        return self.used
 
     @property
-    def now(self) -> ResourceUsage:
+    def used(self) -> ResourceUsage:
         with self._database.read() as session:
             return usage.projects(session, Policy(usage_half_life_s=HALF_LIFE_S))[self._project_id].used
 
@@ -83,10 +85,10 @@ def test_an_instance_that_starts_between_samples_counts_from_its_start(samples: 
     before = samples.after(86_400, gpus=0).gpu_s
     began = NOON + timedelta(days=1, seconds=500)
     assert samples.after(1000, gpus=1, since=began).gpu_s - before < 1000
-    assert samples.now.gpu_s == pytest.approx(510, abs=1)
+    assert samples.used.gpu_s == pytest.approx(510, abs=1)
 
 
-def test_a_clock_jump_adds_no_usage(samples: Samples) -> None:
+def test_a_clock_jump_adds_no_more_than_the_given_time(samples: Samples) -> None:
     ten_years, step_s = timedelta(days=3653).total_seconds(), usage.INTERVAL_S
     first = samples.after(ten_years, gpus=8, within_s=step_s)
     assert first.gpu_s == pytest.approx(8 * step_s)
@@ -95,15 +97,16 @@ def test_a_clock_jump_adds_no_usage(samples: Samples) -> None:
     assert samples.after(step_s, gpus=8, within_s=step_s).gpu_s == pytest.approx(back + 8 * step_s, rel=0.01)
 
 
-def test_a_project_with_much_recent_usage_comes_later_in_the_queue(client: Client, node: WireNode) -> None:
+def test_a_project_with_much_recent_usage_comes_later_in_the_queue(
+    service: RunningService, client: Client, node: WireNode
+) -> None:
     heavy, light = (
         client.post("/v1/projects", json={"name": name}).json()["id"] for name in ("heavy", "light")
     )
-    running = client.create(gpus={"count": 8}, project_id=heavy, cpus=1, memory_mib=64)
-    client.wait(running["id"], "scheduled")
-    (assignment,) = node.sync(instances=None).assignments
-    node.sync(observed(assignment, "running"))
-    early = client.create(gpus={"count": 8}, project_id=heavy, cpus=1, memory_mib=64)
-    late = client.create(gpus={"count": 8}, project_id=light, cpus=1, memory_mib=64)
+    with service.plane.database.write() as session:
+        used = ProjectUsage(project_id=heavy, gpu_s=8 * HALF_LIFE_S, cpu_s=0, memory_mib_s=0, as_of=now())
+        session.add(used)
+    early = client.create(gpus={"count": 9}, project_id=heavy, cpus=1, memory_mib=64)  # the node has 8
+    late = client.create(gpus={"count": 9}, project_id=light, cpus=1, memory_mib=64)
     wait_until(lambda: client.instance(late["id"])["queue_position"] == 1)
     wait_until(lambda: client.instance(early["id"])["queue_position"] == 2)

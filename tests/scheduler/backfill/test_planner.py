@@ -32,21 +32,21 @@ OVERHEAD = Policy().start_overhead_s
 def running(where: NodeView, *places: int, ends_in: float | None, **changes: Any) -> NodeView:
     """The node with an instance on these GPUs."""
     allocations = tuple(GpuAllocation(where.gpus[place].uuid) for place in places)
-    number = f"r{len(where.running)}-{where.id}"
+    instance_id = f"r{len(where.running)}-{where.id}"
     ends_at = None if ends_in is None else NOW + ends_in
-    there = Running(
-        number, "p", allocations, 1000, 1024, 50, preemptible=False, since=NOW - 4000, ends_at=ends_at
+    instance = Running(
+        instance_id, "p", allocations, 1000, 1024, 50, preemptible=False, since=NOW - 4000, ends_at=ends_at
     )
-    return with_running(where, replace(there, **changes))
+    return with_running(where, replace(instance, **changes))
 
 
 def waits(instance_id: str, count: int, ahead: float = 0, **changes: Any) -> Request:
-    asked = request(count, instance_id=instance_id, queued_at=NOW - 100 - ahead, project_id="p")
-    return replace(asked, **changes)
+    pending = request(count, instance_id=instance_id, queued_at=NOW - 100 - ahead, project_id="p")
+    return replace(pending, **changes)
 
 
-def at(nodes: list[NodeView], *asked: Request, policy: Policy | None = None) -> Snapshot:
-    return Snapshot(tuple(nodes), asked, now=NOW, policy=policy or Policy())
+def at(nodes: list[NodeView], *pending: Request, policy: Policy | None = None) -> Snapshot:
+    return Snapshot(tuple(nodes), pending, now=NOW, policy=policy or Policy())
 
 
 def placed(plan: SchedulingPlan) -> dict[str, str]:
@@ -54,7 +54,7 @@ def placed(plan: SchedulingPlan) -> dict[str, str]:
 
 
 FOUR = node("n1", gpus(H100, 4))
-HALF = running(FOUR, 0, 1, ends_in=600)  # two GPUs are free, the other two in ten minutes
+HALF = running(FOUR, 0, 1, ends_in=600)  # two GPUs are free now, the other two in ten minutes
 HEAD = waits("head", 4, ahead=10)
 
 
@@ -64,10 +64,10 @@ def test_the_first_request_that_does_not_fit_gets_a_slot_at_the_declared_end() -
 
 
 def test_a_reservation_takes_precedence_over_backfill_slots() -> None:
-    held = ReservedPeriod("r1", "owner", NOW - 1, NOW + 3600)
-    reserved = replace(FOUR, gpus=tuple(replace(gpu, reserved=(held,)) for gpu in FOUR.gpus))
+    period = ReservedPeriod("r1", "owner", NOW - 1, NOW + 3600)
+    reserved = replace(FOUR, gpus=tuple(replace(gpu, reserved=(period,)) for gpu in FOUR.gpus))
     first = waits("first", 2, ahead=10)
-    own = waits("own", 4, project_id="owner")  # it declares no end
+    own = waits("own", 4, project_id="owner")  # declares no end
     plan = schedule(replace(at([reserved], first, own), with_slots=frozenset({"first"})))
     assert [each.starts_at for each in schedule(at([reserved], first)).forecasts] == [NOW + 3600]
     assert placed(plan) == {"own": "n1"}
@@ -108,7 +108,7 @@ def test_no_slot_behind_an_instance_without_a_declared_end() -> None:
     assert "small" in placed(plan)
 
 
-def test_a_node_runs_empty_for_an_overdue_request() -> None:
+def test_a_node_is_drained_for_an_overdue_request() -> None:
     endless = running(FOUR, 0, ends_in=None)
     overdue = replace(HEAD, queued_at=NOW - 90_000)
     plan = schedule(at([endless], overdue, waits("small", 1), waits("short", 1, max_duration_s=1)))
@@ -150,10 +150,10 @@ def test_no_slot_behind_an_instance_far_past_its_end() -> None:
 
 def test_conservative_backfill_gives_every_request_a_slot() -> None:
     second = waits("second", 3, ahead=5, max_duration_s=50)
-    asked = (replace(HEAD, max_duration_s=100), second, waits("third", 4))
-    easy = schedule(at([HALF], *asked))
+    pending = (replace(HEAD, max_duration_s=100), second, waits("third", 4))
+    easy = schedule(at([HALF], *pending))
     assert [each.instance_id for each in easy.forecasts] == ["head"]
-    plan = schedule(at([HALF], *asked, policy=Policy(backfill="conservative")))
+    plan = schedule(at([HALF], *pending, policy=Policy(backfill="conservative")))
     start_times = {each.instance_id: each.starts_at for each in plan.forecasts}
     first = NOW + 600 + OVERHEAD
     assert start_times["head"] == first
@@ -169,9 +169,9 @@ def forecast(snapshot: Snapshot, instance_id: str) -> Forecast:
 @given(snapshots(), st.randoms(use_true_random=False))
 def test_forecasts_do_not_depend_on_the_order_of_queries(snapshot: Snapshot, random: Random) -> None:
     forecasts = Forecasts(snapshot, CycleCache())
-    asked = [request.instance_id for request in snapshot.requests]
-    random.shuffle(asked)
-    for instance_id in asked:
+    pending = [request.instance_id for request in snapshot.requests]
+    random.shuffle(pending)
+    for instance_id in pending:
         assert forecasts.of(instance_id) == forecast(snapshot, instance_id)
 
 
@@ -180,24 +180,24 @@ def test_forecasts_do_not_depend_on_the_order_of_queries(snapshot: Snapshot, ran
 def test_without_a_suggested_duration_none_helps(snapshot: Snapshot) -> None:
     waiting = {each.instance_id for each in schedule(snapshot).unplaced}
     alone = [each for each in snapshot.requests if each.instance_id in waiting and each.gang is None]
-    for one in alone:
-        if max_duration_now(snapshot, one.instance_id) is None:
+    for single in alone:
+        if max_duration_now(snapshot, single.instance_id) is None:
             for seconds in (1, 600, 3600):
-                assert not _starts_with(snapshot, one, seconds)
+                assert not _starts_with(snapshot, single, seconds)
 
 
-def _starts_with(snapshot: Snapshot, one: Request, seconds: int) -> bool:
-    shorter = replace(one, max_duration_s=min(seconds, one.max_duration_s or seconds))
-    requests = tuple(shorter if each is one else each for each in snapshot.requests)
-    return one.instance_id in placed(schedule(replace(snapshot, requests=requests)))
+def _starts_with(snapshot: Snapshot, single: Request, seconds: int) -> bool:
+    shorter = replace(single, max_duration_s=min(seconds, single.max_duration_s or seconds))
+    requests = tuple(shorter if each is single else each for each in snapshot.requests)
+    return single.instance_id in placed(schedule(replace(snapshot, requests=requests)))
 
 
 def test_the_forecast_includes_the_requests_ahead() -> None:
-    asked = (replace(HEAD, max_duration_s=100), waits("second", 3, ahead=5))
-    snapshot = at([HALF], *asked)
+    pending = (replace(HEAD, max_duration_s=100), waits("second", 3, ahead=5))
+    snapshot = at([HALF], *pending)
     assert forecast(snapshot, "head").starts_at == NOW + 600 + OVERHEAD
     assert forecast(snapshot, "second").starts_at == NOW + 700 + 2 * OVERHEAD
-    assert forecast(at([HALF], asked[1]), "second").starts_at == NOW + 600 + OVERHEAD
+    assert forecast(at([HALF], pending[1]), "second").starts_at == NOW + 600 + OVERHEAD
     assert forecast(at([running(FOUR, 0, ends_in=None)], HEAD), "head").starts_at is None
     assert forecast(at([FOUR], HEAD), "head").starts_at == NOW
 
@@ -248,7 +248,7 @@ def test_small_requests_do_not_starve_a_large_one(*, declared: bool) -> None:
     queue: tuple[Request, ...] = ()
     for step in range(120):
         now = NOW + step * 100
-        # They end after five minutes, declared or not.
+        # Small instances end after five minutes, declared or not.
         nodes = tuple(rebuilt(each, [run for run in each.running if now - run.since < 300]) for each in nodes)
         for number in range(6):
             small = waits(f"s{step}-{number}", 1, project_id="small", queued_at=now)

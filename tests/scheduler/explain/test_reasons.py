@@ -11,8 +11,8 @@ from mooring.scheduler.schedule import schedule
 from tests.scheduler.clusters import A10, AT, H100, T4, gpus, h100s, node, request
 
 
-def _unplaced(nodes: list[NodeView], asked: Request) -> Unplaced:
-    plan = schedule(Snapshot(tuple(nodes), (asked,)))
+def _unplaced(nodes: list[NodeView], pending: Request) -> Unplaced:
+    plan = schedule(Snapshot(tuple(nodes), (pending,)))
     assert not plan.placements
     return plan.unplaced[0]
 
@@ -24,7 +24,7 @@ def _cordoned(node_id: str, **changes: Any) -> NodeView:
 CPU_NODE = node("n9", state=NodeState.READY)
 BIG = {"cpu_milli": 16_000, "memory_mib": 65_536}
 
-WAITS: list[tuple[list[NodeView], Request, str]] = [
+WAITING: list[tuple[list[NodeView], Request, str]] = [
     ([h100s("n1", 8), h100s("n2", 7)], request(2, "H100"), "no node has 2 free H100 (best: 1 on gpu-n2)"),
     ([h100s("n1", 8)], request(1), "no node has 1 free GPU (all are in use or quarantined)"),
     (
@@ -69,7 +69,7 @@ WAITS: list[tuple[list[NodeView], Request, str]] = [
     ),
 ]
 
-NEVER: list[tuple[list[NodeView], Request, str]] = [
+NEVER_PLACEABLE: list[tuple[list[NodeView], Request, str]] = [
     ([h100s("n1"), CPU_NODE], request(1, "H200"), "no node has any H200"),
     ([CPU_NODE], request(1), "no node has any GPU"),
     ([_cordoned("n1", in_use=8)], request(16, "H100"), "no node has 16 H100 (best: 8 on gpu-n1)"),
@@ -92,15 +92,15 @@ NEVER: list[tuple[list[NodeView], Request, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("nodes", "asked", "expected"), WAITS)
-def test_waiting_may_help(nodes: list[NodeView], asked: Request, expected: str) -> None:
-    waiting = _unplaced(nodes, asked)
+@pytest.mark.parametrize(("nodes", "pending", "expected"), WAITING)
+def test_the_summary_if_waiting_may_help(nodes: list[NodeView], pending: Request, expected: str) -> None:
+    waiting = _unplaced(nodes, pending)
     assert (waiting.summary, waiting.ever) == (expected, True)
 
 
-@pytest.mark.parametrize(("nodes", "asked", "expected"), NEVER)
-def test_waiting_cannot_help(nodes: list[NodeView], asked: Request, expected: str) -> None:
-    waiting = _unplaced(nodes, asked)
+@pytest.mark.parametrize(("nodes", "pending", "expected"), NEVER_PLACEABLE)
+def test_the_summary_if_waiting_cannot_help(nodes: list[NodeView], pending: Request, expected: str) -> None:
+    waiting = _unplaced(nodes, pending)
     assert (waiting.summary, waiting.ever) == (f"no node could ever host this: {expected}", False)
 
 
@@ -109,7 +109,7 @@ def test_no_nodes() -> None:
     assert (waiting.summary, waiting.ever, waiting.refusals) == ("no nodes have joined yet", False, ())
 
 
-def test_a_quarantined_gpu_may_heal() -> None:
+def test_a_request_may_wait_for_quarantined_gpus() -> None:
     assert _unplaced([node(gpu_views=gpus(H100, 2, quarantined=(0, 1)))], request(2)).ever
 
 
@@ -129,7 +129,7 @@ def test_explain_lists_only_nodes_with_refusals_by_id() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "asked", "expected"),
+    ("nodes", "pending", "expected"),
     [
         ([h100s("n1", 5), h100s("n2", 6)], request(8, "H100"), FittingAlternatives(3, ())),
         ([h100s("n1", 5), node("n2", gpus(A10, 4))], request(4, "H100"), FittingAlternatives(3, (A10,))),
@@ -145,5 +145,5 @@ def test_explain_lists_only_nodes_with_refusals_by_id() -> None:
         ([], request(1), FittingAlternatives(0, ())),
     ],
 )
-def test_would_fit(nodes: list[NodeView], asked: Request, expected: FittingAlternatives) -> None:
-    assert would_fit(nodes, asked, AT) == expected
+def test_would_fit(nodes: list[NodeView], pending: Request, expected: FittingAlternatives) -> None:
+    assert would_fit(nodes, pending, AT) == expected

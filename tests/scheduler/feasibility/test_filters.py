@@ -22,7 +22,7 @@ MIG = (
         mig=(MigView("MIG-a", "1g.10gb", free=False), MigView("MIG-b", "3g.40gb", free=True)),
     ),
 )
-OTHERS = (replace(ONE[0], reserved=(ReservedPeriod("r1", "other", 100.0, 200.0),)),)
+RESERVED_FOR_OTHER = (replace(ONE[0], reserved=(ReservedPeriod("r1", "other", 100.0, 200.0),)),)
 NUMA = tuple(replace(gpu, numa_node=gpu.index // 2) for gpu in gpus(H100, 4, in_use=(0, 2)))
 
 REFUSED: list[tuple[NodeView, Request, list[tuple[str, str, str]]]] = [
@@ -130,9 +130,13 @@ REFUSED: list[tuple[NodeView, Request, list[tuple[str, str, str]]]] = [
         request(1, mig_profile="3g.40gb", gpu_milli=428, gpu_min_memory_mib=65_536),
         [("insufficient_gpu_memory", "64 GiB", "40 GiB")],
     ),
-    (node(gpu_views=OTHERS), request(1), [("gpu_reserved", "1 free GPU", "0 free of 1 (1 reserved)")]),
     (
-        node(gpu_views=OTHERS),
+        node(gpu_views=RESERVED_FOR_OTHER),
+        request(1),
+        [("gpu_reserved", "1 free GPU", "0 free of 1 (1 reserved)")],
+    ),
+    (
+        node(gpu_views=RESERVED_FOR_OTHER),
         request(1, max_duration_s=71),
         [("gpu_reserved", "1 free GPU", "0 free of 1 (1 reserved)")],
     ),
@@ -150,17 +154,17 @@ REFUSED: list[tuple[NodeView, Request, list[tuple[str, str, str]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("where", "asked", "expected"), REFUSED)
-def test_refused(where: NodeView, asked: Request, expected: list[tuple[str, str, str]]) -> None:
-    found = list(refusals(where, asked, AT))
+@pytest.mark.parametrize(("where", "pending", "expected"), REFUSED)
+def test_refused(where: NodeView, pending: Request, expected: list[tuple[str, str, str]]) -> None:
+    found = list(refusals(where, pending, AT))
     assert [(each.code, each.wanted, each.had) for each in found] == expected
     assert {(each.node_id, each.node_name) for each in found} == {("n1", "gpu-n1")}
 
 
 def test_all_refusals_of_a_node_are_listed() -> None:
     where = node(gpu_views=FULL, state=NodeState.DRAINING, cpu_milli_free=0, memory_mib_free=0)
-    asked = request(2, "H100", node_selector={"zone": "a"})
-    assert [each.code for each in refusals(where, asked, AT)] == [
+    pending = request(2, "H100", node_selector={"zone": "a"})
+    assert [each.code for each in refusals(where, pending, AT)] == [
         "node_draining",
         "selector_mismatch",
         "insufficient_cpu",
@@ -170,7 +174,7 @@ def test_all_refusals_of_a_node_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "asked"),
+    ("where", "pending"),
     [
         (node(cpus=1, memory_mib=1536), request(0)),  # 1536 MiB, of which 512 are reserved for the system
         (node(gpu_views=gpus(T4, 2), labels={"zone": "a"}), request(2, node_selector={"zone": "a"})),
@@ -179,8 +183,8 @@ def test_all_refusals_of_a_node_are_listed() -> None:
         (h100s("n1"), request(8, "H100", cpu_milli=64_000)),
         (node(gpu_views=SHARED), request(1, gpu_milli=400, project_id="p")),
         (node(gpu_views=MIG), request(1, mig_profile="3g.40gb", gpu_milli=428, gpu_min_memory_mib=40_960)),
-        (node(gpu_views=OTHERS), request(1, max_duration_s=70)),  # and 30 s of overhead
-        (node(gpu_views=OTHERS), request(1, project_id="other")),
+        (node(gpu_views=RESERVED_FOR_OTHER), request(1, max_duration_s=70)),  # and 30 s of overhead
+        (node(gpu_views=RESERVED_FOR_OTHER), request(1, project_id="other")),
         (node(gpu_views=NUMA), request(2)),
         (node(gpu_views=gpus(H100, 4)), request(1, same_numa=True)),
         (
@@ -189,8 +193,8 @@ def test_all_refusals_of_a_node_are_listed() -> None:
         ),
     ],
 )
-def test_just_fits(where: NodeView, asked: Request) -> None:
-    assert fits(where, asked, AT)
+def test_just_fits(where: NodeView, pending: Request) -> None:
+    assert fits(where, pending, AT)
 
 
 @pytest.mark.parametrize(

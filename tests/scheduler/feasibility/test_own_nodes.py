@@ -14,13 +14,13 @@ from mooring.scheduler.feasibility.filters import admits, fits, refusals
 from mooring.scheduler.model import Gang, GpuAllocation, NodeView, Placement, Request, Running, Snapshot
 from mooring.scheduler.packing.fragmentation import fragmentation
 from mooring.scheduler.preemption import Preemption
-from mooring.scheduler.queue import Shares
+from mooring.scheduler.queue import ProjectShares
 from mooring.scheduler.reservations import ReservationSpec, choose, reservable_gpus
 from mooring.scheduler.schedule import schedule
 from mooring.scheduler.units import units_of
 from tests.scheduler.clusters import AT, H100, h100s, place_one, request
 
-OWNER, OTHER = "prj_owner", "prj_stranger"
+OWNER, OTHER = "prj_owner", "prj_other"
 OWN = frozenset({OWNER})
 
 
@@ -32,8 +32,8 @@ def of(project: str, count: int = 1, **changes: Any) -> Request:
     return request(count, **{"project_id": project, "instance_id": f"i-{project}", **changes})
 
 
-def placed(nodes: list[NodeView], *asked: Request, **more: Any) -> dict[str, str]:
-    plan = schedule(Snapshot(tuple(nodes), asked, **more))
+def placed(nodes: list[NodeView], *pending: Request, **more: Any) -> dict[str, str]:
+    plan = schedule(Snapshot(tuple(nodes), pending, **more))
     return {placement.instance_id: placement.node_id for placement in plan.placements}
 
 
@@ -74,10 +74,10 @@ def test_the_explanation_for_another_project() -> None:
 
 def test_caches_notice_when_a_node_is_reserved_or_released() -> None:
     cache = CycleCache()
-    for reserved, there in ((None, True), (OWN, False), (None, True)):
-        nodes = (replace(h100s("n1"), reserved_for=reserved),)
+    for reserved_for, fits_now in ((None, True), (OWN, False), (None, True)):
+        nodes = (replace(h100s("n1"), reserved_for=reserved_for),)
         plan = schedule(Snapshot(nodes, (of(OTHER),)), cache)
-        assert bool(plan.placements) is there
+        assert bool(plan.placements) is fits_now
 
 
 def test_reserved_nodes_are_closed_to_shares_and_gangs_too() -> None:
@@ -128,11 +128,11 @@ def test_start_time_bounds_differ_by_project() -> None:
 
 
 def test_a_gpu_reservation_uses_no_nodes_of_other_projects() -> None:
-    for project, found in ((OTHER, None), (OWNER, 8)):
-        asked = ReservationSpec(of(project, 8), 0.0, 100.0)
-        chosen = choose(reservable_gpus([own()], asked), asked)
-        assert (chosen and len(chosen)) == found
-        assert (reservations.earliest([own()], asked) is None) is (found is None)
+    for project, count in ((OTHER, None), (OWNER, 8)):
+        spec = ReservationSpec(of(project, 8), 0.0, 100.0)
+        chosen = choose(reservable_gpus([own()], spec), spec)
+        assert (chosen and len(chosen)) == count
+        assert (reservations.earliest([own()], spec) is None) is (count is None)
 
 
 def test_public_figures_of_free_gpus_exclude_reserved_nodes() -> None:
@@ -145,19 +145,19 @@ def test_public_figures_of_free_gpus_exclude_reserved_nodes() -> None:
 
 
 def test_the_selector_of_the_project_is_merged_and_wins() -> None:
-    asked = of(OWNER, node_selector={"zone": "a", "disk": "nvme"}, project_selector={"zone": "b"})
-    assert asked.selector == {"zone": "b", "disk": "nvme"}
-    assert admits(h100s("n1", labels={"zone": "b", "disk": "nvme"}), asked)
-    assert not admits(h100s("n1", labels={"zone": "a", "disk": "nvme"}), asked)
+    pending = of(OWNER, node_selector={"zone": "a", "disk": "nvme"}, project_selector={"zone": "b"})
+    assert pending.selector == {"zone": "b", "disk": "nvme"}
+    assert admits(h100s("n1", labels={"zone": "b", "disk": "nvme"}), pending)
+    assert not admits(h100s("n1", labels={"zone": "a", "disk": "nvme"}), pending)
     nodes = [h100s("n1"), h100s("n2", labels={"zone": "b", "disk": "nvme"})]
-    assert placed(nodes, asked) == {asked.instance_id: "n2"}
+    assert placed(nodes, pending) == {pending.instance_id: "n2"}
 
 
 def test_the_refusal_says_if_the_project_requires_the_label() -> None:
-    asked = of(OWNER, node_selector={"disk": "nvme"}, project_selector={"zone": "b"})
-    wanted = [each.wanted for each in refusals(h100s("n1"), asked, AT)]
+    pending = of(OWNER, node_selector={"disk": "nvme"}, project_selector={"zone": "b"})
+    wanted = [each.wanted for each in refusals(h100s("n1"), pending, AT)]
     assert wanted == ["disk=nvme", "zone=b (required by the project)"]
-    found = unplaced([h100s("n1")], asked, AT)
+    found = unplaced([h100s("n1")], pending, AT)
     assert "zone=b (required by the project)" in found.summary
 
 
@@ -176,17 +176,17 @@ def test_the_owner_is_placed_on_the_reserved_node() -> None:
 
 
 def test_nodes_of_other_projects_are_not_searched_for_victims() -> None:
-    """It would be in vain, and the number of searches per scheduling cycle is limited."""
+    """The search could not succeed, and the number of searches per scheduling cycle is limited."""
     full = replace(own("n1", in_use=8), running=(running(OWNER, "n1"),))
-    searched = []
+    lower_bounds = []
     for project in (OTHER, OWNER):
-        asked = of(project, 8, priority=90)
+        pending = of(project, 8, priority=90)
         cache = CycleCache()
         cache.update((full,))
-        snapshot = Snapshot((full,), (asked,))
-        shares = Shares(snapshot, cache.cluster.held, cache.cluster.total)
+        snapshot = Snapshot((full,), (pending,))
+        shares = ProjectShares(snapshot, cache.cluster.held, cache.cluster.total)
         planner = BackfillPlanner(cache.cluster, AT)
-        preemption = Preemption(cache.cluster, AT, snapshot.policy, shares, planner)
-        (unit,) = units_of((asked,))
-        searched.append(preemption._fewest(unit, asked, full))
-    assert searched == [0, 1]
+        preemption = Preemption(cache.cluster, snapshot, shares, planner)
+        (unit,) = units_of((pending,))
+        lower_bounds.append(preemption._min_victims_on(unit, pending, full))
+    assert lower_bounds == [0, 1]

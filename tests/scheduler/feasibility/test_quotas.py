@@ -1,4 +1,4 @@
-"""Properties of plans of projects with quotas."""
+"""Plans and explanations for projects with quotas."""
 
 from collections import Counter
 from dataclasses import replace
@@ -35,8 +35,8 @@ LIMITS = st.fixed_dictionaries(
 @st.composite
 def _snapshots(draw: st.DrawFn) -> Snapshot:
     """Two projects with quotas and one without; pending requests are counted as in the control plane."""
-    # Several copies of each: the search for the first affects that for the second.
-    asked = tuple(
+    # Several copies of each, because equal requests share keys and caches.
+    pending = tuple(
         replace(each, instance_id=f"{each.instance_id}-{copy}", project_id=project)
         for each in draw(requests(at_most=5))
         for project in [draw(st.sampled_from("aabc"))]
@@ -47,47 +47,41 @@ def _snapshots(draw: st.DrawFn) -> Snapshot:
         limits = draw(LIMITS)
         placed = {name: draw(st.integers(0, limit // 2000)) * 1000 for name, limit in limits.items()}
         waiting: Counter[str] = Counter()
-        for each in asked:
+        for each in pending:
             if each.project_id == project:
                 waiting.update(quotas.fixed_amounts(limits, each))
         spent = draw(st.sampled_from([None] * 5 + [SPENT]))
         limited[project] = Quota(limits, placed, waiting, spent)
     # A node with free H100 and A10, so that the quotas decide often, and not the nodes.
     free = node("n9", gpus([H100] * 4 + [A10] * 4, on="n9"), cpus=32, memory_mib=65_536)
-    return Snapshot((*draw(nodes(at_most=3)), *([free] if draw(st.booleans()) else ())), asked, limited)
+    return Snapshot((*draw(nodes(at_most=3)), *([free] if draw(st.booleans()) else ())), pending, limited)
 
 
 SNAPSHOTS = _snapshots()
 
 
 def _used(snapshot: Snapshot, placements: tuple[Placement, ...]) -> dict[str, Counter[str]]:
-    """What each project uses after the plan, counted per GPU."""
-    asked = {each.instance_id: each for each in snapshot.requests}
+    """What each project uses after the plan, counted without code of the scheduler."""
+    pending = {each.instance_id: each for each in snapshot.requests}
     models = {gpu.uuid: gpu.model for node in snapshot.nodes for gpu in node.gpus}
-    held = {project: Counter(quota.placed) for project, quota in snapshot.quotas.items()}
+    used = {project: Counter(quota.placed) for project, quota in snapshot.quotas.items()}
     for placed in placements:
-        amounts = held.setdefault(asked[placed.instance_id].project_id, Counter())
+        amounts = used.setdefault(pending[placed.instance_id].project_id, Counter())
         amounts["gpus"] += 1000 * len(placed.gpu_uuids)
         amounts["instances"] += 1
         amounts["cpus"] += placed.cpu_milli
         amounts["memory_mib"] += placed.memory_mib
         amounts["gpus_by_model.H100"] += 1000 * sum(models[uuid] == H100 for uuid in placed.gpu_uuids)
         amounts["gpus_by_model.NVIDIA A10"] += 1000 * sum(models[uuid] == A10 for uuid in placed.gpu_uuids)
-    return held
+    return used
 
 
 def _quotas_after(snapshot: Snapshot, plan: SchedulingPlan) -> dict[str, Quota]:
-    """The quotas, recounted after the plan."""
-    held = _used(snapshot, plan.placements)
+    """The quotas, counted again after the plan."""
     left = {each.instance_id for each in plan.unplaced}
-    counted = {}
-    for project, quota in snapshot.quotas.items():
-        waiting: Counter[str] = Counter()
-        for each in snapshot.requests:
-            if each.project_id == project and each.instance_id in left:
-                waiting.update(quotas.fixed_amounts(quota.limits, each))
-        counted[project] = replace(quota, placed=held[project], waiting=waiting)
-    return counted
+    return _counted(
+        snapshot, plan.placements, [each for each in snapshot.requests if each.instance_id in left]
+    )
 
 
 def _after(snapshot: Snapshot, placements: tuple[Placement, ...]) -> dict[str, NodeView]:
@@ -109,10 +103,10 @@ def test_invariants_of_every_plan_under_quotas(snapshot: Snapshot) -> None:
 
 def no_plan_exceeds_a_quota(snapshot: Snapshot, plan: SchedulingPlan) -> None:
     event(f"placed: {bool(plan.placements)}, over: {any(each.over for each in plan.unplaced)}")
-    held = _used(snapshot, plan.placements)
+    used = _used(snapshot, plan.placements)
     for project, quota in snapshot.quotas.items():
         for name, limit in quota.limits.items():
-            assert held[project][name] <= limit
+            assert used[project][name] <= limit
 
 
 def used_and_requested_amounts_stay_within_a_quota(snapshot: Snapshot, plan: SchedulingPlan) -> None:
@@ -125,12 +119,12 @@ def used_and_requested_amounts_stay_within_a_quota(snapshot: Snapshot, plan: Sch
 
 def no_gpus_once_the_gpu_hours_are_spent(snapshot: Snapshot, plan: SchedulingPlan) -> None:
     spent = {project for project, quota in snapshot.quotas.items() if quota.spent}
-    asked = {each.instance_id: each for each in snapshot.requests}
+    pending = {each.instance_id: each for each in snapshot.requests}
     assert not any(
-        placed.gpu_uuids and asked[placed.instance_id].project_id in spent for placed in plan.placements
+        placed.gpu_uuids and pending[placed.instance_id].project_id in spent for placed in plan.placements
     )
     for waiting in plan.unplaced:
-        request = asked[waiting.instance_id]
+        request = pending[waiting.instance_id]
         if request.project_id in spent and request.gpu_count:
             assert waiting.over == SPENT
 
@@ -143,27 +137,28 @@ def test_a_cycle_decides_like_single_placements(snapshot: Snapshot) -> None:
     plan = cycle.plan()
     in_order = [replace(unit.first, quota=None) for unit in cycle.decided]
     waiting_requests = list(in_order)
-    for asked in in_order:
+    for pending in in_order:
         left = SchedulingPlan(tuple(placements), ())
         cluster = _after(snapshot, left.placements).values()
         counted = _counted(snapshot, left.placements, waiting_requests)
-        if placed := place_one(cluster, replace(asked, quota=counted.get(asked.project_id)), AT):
+        if placed := place_one(cluster, replace(pending, quota=counted.get(pending.project_id)), AT):
             placements.append(placed)
-            waiting_requests.remove(asked)
+            waiting_requests.remove(pending)
     assert plan.placements == tuple(placements)
 
 
 def _counted(
     snapshot: Snapshot, placements: tuple[Placement, ...], waiting_requests: list[Request]
 ) -> dict[str, Quota]:
-    held = _used(snapshot, placements)
+    """The quotas with these placements and waiting requests."""
+    used = _used(snapshot, placements)
     counted = {}
     for project, quota in snapshot.quotas.items():
         waiting: Counter[str] = Counter()
         for each in waiting_requests:
             if each.project_id == project:
                 waiting.update(quotas.fixed_amounts(quota.limits, each))
-        counted[project] = replace(quota, placed=held[project], waiting=waiting)
+        counted[project] = replace(quota, placed=used[project], waiting=waiting)
     return counted
 
 
@@ -172,9 +167,9 @@ def unplaced_requests_fit_nowhere_and_a_decisive_quota_is_named(
 ) -> None:
     cluster = tuple(_after(snapshot, plan.placements).values())
     after = _quotas_after(snapshot, plan)
-    asked = {each.instance_id: each for each in snapshot.requests}
+    pending = {each.instance_id: each for each in snapshot.requests}
     for waiting in plan.unplaced:
-        unlimited = asked[waiting.instance_id]
+        unlimited = pending[waiting.instance_id]
         limited = replace(unlimited, quota=after.get(unlimited.project_id))
         assert not any(fits(node, limited, AT) for node in cluster)
         assert unplaced(cluster, limited, AT).refusals == explain(cluster, limited, AT)
@@ -211,16 +206,16 @@ def test_the_order_of_the_input_does_not_matter(snapshot: Snapshot, random: Rand
 @settings(deadline=None, max_examples=30)
 @given(nodes(), requests(), st.sampled_from("ab"))
 def test_a_large_quota_changes_nothing(
-    cluster: tuple[NodeView, ...], asked: tuple[Request, ...], project: str
+    cluster: tuple[NodeView, ...], pending: tuple[Request, ...], project: str
 ) -> None:
-    theirs = tuple(replace(each, project_id=project) for each in asked)
+    of_project = tuple(replace(each, project_id=project) for each in pending)
     plenty = dict.fromkeys(("gpus", "gpus_by_model.H100", "instances", "cpus", "memory_mib"), 10**9)
-    limited = schedule(Snapshot(cluster, theirs, {"a": Quota(plenty, {}, {})}))
-    assert limited == schedule(Snapshot(cluster, theirs))
+    limited = schedule(Snapshot(cluster, of_project, {"a": Quota(plenty, {}, {})}))
+    assert limited == schedule(Snapshot(cluster, of_project))
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("pending", "expected"),
     [
         (request(2, "H100 80GB"), {"gpus": 2000, "gpus_by_model.H100": 2000, "cpus": 1000}),
         (request(2, "h100"), {"gpus": 2000, "gpus_by_model.H100": 2000, "cpus": 1000}),
@@ -237,9 +232,9 @@ def test_a_large_quota_changes_nothing(
         (request(0, cpu_milli=None), {"gpus": 0, "cpus": 1000}),
     ],
 )
-def test_amounts_that_are_known_before_placement(asked: Request, expected: dict[str, int]) -> None:
+def test_amounts_that_are_the_same_on_every_node(pending: Request, expected: dict[str, int]) -> None:
     limits = {"gpus": 9, "gpus_by_model.H100": 9, "cpus": 9000}
-    assert {name: amount for name, amount in quotas.fixed_amounts(limits, asked).items() if amount} == {
+    assert {name: amount for name, amount in quotas.fixed_amounts(limits, pending).items() if amount} == {
         name: amount for name, amount in expected.items() if amount
     }
 
@@ -267,15 +262,17 @@ EXPLANATIONS = [
 ]
 
 
-@pytest.mark.parametrize(("cluster", "asked", "quota", "expected"), EXPLANATIONS)
-def test_explanations(cluster: list[NodeView], asked: Request, quota: Quota, expected: str) -> None:
-    (waiting,) = schedule(Snapshot(tuple(cluster), (replace(asked, project_id="a"),), {"a": quota})).unplaced
+@pytest.mark.parametrize(("cluster", "pending", "quota", "expected"), EXPLANATIONS)
+def test_explanations(cluster: list[NodeView], pending: Request, quota: Quota, expected: str) -> None:
+    (waiting,) = schedule(
+        Snapshot(tuple(cluster), (replace(pending, project_id="a"),), {"a": quota})
+    ).unplaced
     assert expected in waiting.summary
 
 
 def test_another_model_is_used_if_the_quota_excludes_the_best() -> None:
-    asked = request(1, project_id="a")
-    placed = schedule(Snapshot((MIXED,), (asked,), {"a": NO_A10})).placements
+    pending = request(1, project_id="a")
+    placed = schedule(Snapshot((MIXED,), (pending,), {"a": NO_A10})).placements
     assert placed[0].gpu_uuids[0] in {MIXED.gpus[0].uuid, MIXED.gpus[1].uuid}
 
 
@@ -296,8 +293,8 @@ def test_a_node_offers_another_model_once_the_quota_of_the_first_is_used() -> No
 
 def test_suggested_alternatives_are_within_the_quota() -> None:
     quota = Quota({"gpus": 4000}, {"gpus": 1000}, {"gpus": 2000})
-    asked = request(2, "H100", quota=quota)
-    instead = would_fit([MIXED], replace(asked, quota=quotas.without(quota, asked)), AT)
-    assert instead.max_count_now == 2
+    pending = request(2, "H100", quota=quota)
+    alternatives = would_fit([MIXED], replace(pending, quota=quotas.without(quota, pending)), AT)
+    assert alternatives.max_count_now == 2
     others = Quota({"gpus": 4000}, {"gpus": 1000}, {"gpus": 4000})
-    assert would_fit([MIXED], replace(asked, quota=quotas.without(others, asked)), AT).max_count_now == 1
+    assert would_fit([MIXED], replace(pending, quota=quotas.without(others, pending)), AT).max_count_now == 1

@@ -1,4 +1,4 @@
-"""The tables of rules: one entry decides in all parts of the scheduler."""
+"""The tables of rules: an entry applies in all parts of the scheduler."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,9 +21,9 @@ from mooring.scheduler.reservations import ReservationSpec, choose, reservable_g
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.busy import NOW, busy_node, request
 from tests.scheduler.clusters import A10, AT, H100, gpus, node, place_one
-from tests.scheduler.clusters import request as asks
+from tests.scheduler.clusters import request as new_request
 
-property_of = settings(deadline=None, max_examples=30)
+few_examples = settings(deadline=None, max_examples=30)
 NODES = st.tuples(*(busy_node(f"n{number}") for number in range(2)))
 OWNERS = st.sampled_from([None, None, frozenset("a"), frozenset("bc")])
 
@@ -46,61 +46,61 @@ def cached(nodes: tuple[NodeView, ...]) -> CycleCache:
     return cache
 
 
-@property_of
+@few_examples
 @given(NODES, request("i1"), OWNERS)
 def test_a_rule_is_the_same_as_a_refusal_and_as_a_mask(
-    nodes: tuple[NodeView, ...], asked: Request, owners: frozenset[str] | None
+    nodes: tuple[NodeView, ...], pending: Request, owners: frozenset[str] | None
 ) -> None:
     nodes = (replace(nodes[0], reserved_for=owners), *nodes[1:])
     cluster = cached(nodes).cluster
     for rule in filters.RULES.all:
-        failed = [rule.lacks(each, asked) > 0 for each in nodes]
-        failed_if_empty = [rule.lacks(empty(each), asked) > 0 for each in nodes]
+        failed = [rule.lacks(each, pending) > 0 for each in nodes]
+        failed_if_empty = [rule.lacks(empty(each), pending) > 0 for each in nodes]
         with only(rule):
-            assert (masks.stages(cluster, asked) < Stage.FITS).tolist() == failed
-            assert (masks.stages(cluster, asked, if_empty=True) < Stage.FITS).tolist() == failed_if_empty
+            assert (masks.stages(cluster, pending) < Stage.FITS).tolist() == failed
+            assert (masks.stages(cluster, pending, if_empty=True) < Stage.FITS).tolist() == failed_if_empty
         if not rule.in_fleet:
-            mask = masks.failing(cluster, rule, asked)
+            mask = masks.failing(cluster, rule, pending)
             assert ([False] * len(nodes) if mask is None else mask.tolist()) == failed
         for each in nodes:
-            if rule.lacks(each, asked) > 0:
-                reasons = list(rule.refuse(each, asked))
+            if rule.lacks(each, pending) > 0:
+                reasons = list(rule.refuse(each, pending))
                 assert reasons
                 assert set(reasons) <= {
-                    (refusal.code, refusal.wanted, refusal.had) for refusal in refusals(each, asked, AT)
+                    (refusal.code, refusal.wanted, refusal.had) for refusal in refusals(each, pending, AT)
                 }
 
 
-@property_of
+@few_examples
 @given(busy_node("n1"), request("i1"))
-def test_the_rules_of_a_gpu_leave_gpus_or_refuse(there: NodeView, asked: Request) -> None:
-    left = gpu_rules.passing(there.gpus, asked)
+def test_the_gpu_rules_leave_gpus_or_refuse(view: NodeView, pending: Request) -> None:
+    left = gpu_rules.passing(view.gpus, pending)
     assert left == [
-        gpu for gpu in there.gpus if all(each.passes(gpu, asked) for each in GPU_RULES if each.key(asked))
+        gpu for gpu in view.gpus if all(each.passes(gpu, pending) for each in GPU_RULES if each.key(pending))
     ]
-    assert (gpu_rules.refusal(there.gpus, asked) is None) == bool(left)
-    (of_kind,) = cached((there,)).cluster.suitable(asked)
+    assert (gpu_rules.refusal(view.gpus, pending) is None) == bool(left)
+    (of_kind,) = cached((view,)).cluster.suitable(pending)
     assert bool(of_kind.models) == bool(left)
 
 
-@property_of
+@few_examples
 @given(busy_node("n1"), request("i1"))
-def test_the_groups_of_rules(there: NodeView, asked: Request) -> None:
-    failed = [rule for rule in filters.RULES.all if rule.lacks(there, asked) > 0]
-    assert closed(there, asked) == any(rule.amount is None for rule in failed)
-    assert admits(there, asked) == (not any(rule.permanent for rule in failed))
-    assert not failed or not fits(there, asked, AT)
+def test_closed_and_admits_check_their_rules_only(view: NodeView, pending: Request) -> None:
+    failed = [rule for rule in filters.RULES.all if rule.lacks(view, pending) > 0]
+    assert closed(view, pending) == any(rule.amount is None for rule in failed)
+    assert admits(view, pending) == (not any(rule.permanent for rule in failed))
+    assert not failed or not fits(view, pending, AT)
 
 
-def test_each_rule_has_codes_of_its_own() -> None:
-    there = replace(
+def test_each_rule_that_fails_has_one_code_of_its_own() -> None:
+    view = replace(
         node(labels={"zone": "b"}, cpu_milli_free=-1500, memory_mib_free=-2048, disk_mib=1024),
         reserved_for=frozenset("p"),
         disk_mib_free=-1,
         disk_pressure=True,
     )
-    asked = asks(0, node_selector={"zone": "a"}, disk_limits=True)
-    found = {each.code: each.had for each in refusals(there, asked, AT)}
+    pending = new_request(0, node_selector={"zone": "a"}, disk_limits=True)
+    found = {each.code: each.had for each in refusals(view, pending, AT)}
     assert len(found) == len(filters.RULES.all) - 2  # it is ready, and reports its disk
     # More may be in use than there is, for example once the memory of a node was reduced.
     assert found["insufficient_cpu"] == "0"
@@ -134,24 +134,24 @@ def tainted(node_id: str = "n1") -> NodeView:
     return node(node_id, gpus(H100, 2, on=node_id), labels={"taint": "yes"})
 
 
-def busy(there: NodeView, *, ends_at: float | None = None, count: int = 1, gpu_count: int = 0) -> NodeView:
+def busy(view: NodeView, *, ends_at: float | None = None, count: int = 1, gpu_count: int = 0) -> NodeView:
     for number in range(count):
-        allocations = tuple(GpuAllocation(gpu.uuid) for gpu in there.gpus[:gpu_count])
-        there = added(there, Running(
+        allocations = tuple(GpuAllocation(gpu.uuid) for gpu in view.gpus[:gpu_count])
+        view = added(view, Running(
             f"r{number}", "p", allocations, 1000, 1024, 10, preemptible=True, since=-1e6, ends_at=ends_at
         ))  # fmt: skip
-    return there
+    return view
 
 
 def test_a_new_rule_decides_on_placement_and_is_explained() -> None:
-    asked = asks(1)
-    assert place_one([tainted()], asked, AT) is not None
+    pending = new_request(1)
+    assert place_one([tainted()], pending, AT) is not None
     with with_rule(TAINTED):
-        assert not fits(tainted(), asked, AT)
-        assert place_one([tainted()], asked, AT) is None
-        plan = schedule(Snapshot((tainted("n1"), node("n2", gpus(H100, on="n2"))), (asked,)))
+        assert not fits(tainted(), pending, AT)
+        assert place_one([tainted()], pending, AT) is None
+        plan = schedule(Snapshot((tainted("n1"), node("n2", gpus(H100, on="n2"))), (pending,)))
         assert [placed.node_id for placed in plan.placements] == ["n2"]
-        waiting = unplaced([tainted()], asked, AT)
+        waiting = unplaced([tainted()], pending, AT)
     assert [each.code for each in waiting.refusals] == ["node_tainted"]
     assert (waiting.ever, waiting.code) == (False, "never_placeable")
     assert "node_tainted wanted no taint had yes" in waiting.summary
@@ -159,17 +159,17 @@ def test_a_new_rule_decides_on_placement_and_is_explained() -> None:
 
 def test_a_new_rule_closes_nodes_to_backfill_preemption_gangs_and_reservations() -> None:
     full = busy(tainted(), ends_at=100.0, gpu_count=2)
-    asked = asks(2, priority=90)
+    pending = new_request(2, priority=90)
     gang = Gang("g", 2, "host")
-    members = tuple(asks(2, instance_id=f"m{rank}", gang=gang) for rank in range(2))
+    members = tuple(new_request(2, instance_id=f"m{rank}", gang=gang) for rank in range(2))
     fleet = (tainted("n1"), node("n2", gpus(H100, 2, on="n2")))
-    spec = ReservationSpec(asks(2), 0.0, 100.0)
+    spec = ReservationSpec(new_request(2), 0.0, 100.0)
 
     def outcomes() -> tuple[bool, bool, bool, bool]:
-        first = StartTimes(cached((full,)).cluster).bounds(asked, AT).values
+        first = StartTimes(cached((full,)).cluster).bounds(pending, AT).values
         return (
             bool(first[0] == 130.0),
-            bool(schedule(Snapshot((full,), (asked,))).evictions),
+            bool(schedule(Snapshot((full,), (pending,))).evictions),
             bool(schedule(Snapshot(fleet, members)).placements),
             choose(reservable_gpus([tainted()], spec), spec) is not None,
         )
@@ -182,27 +182,27 @@ def test_a_new_rule_closes_nodes_to_backfill_preemption_gangs_and_reservations()
 
 
 def test_a_new_amount_is_returned_when_instances_end_or_are_evicted() -> None:
-    asked = asks(0, priority=90)
+    pending = new_request(0, priority=90)
     with with_rule(SLOTS):
-        three = tuple(asks(0, instance_id=f"i{number}") for number in range(3))
+        three = tuple(new_request(0, instance_id=f"i{number}") for number in range(3))
         assert len(schedule(Snapshot((node(),), three)).placements) == 2
         full = busy(node(), ends_at=100.0, count=2)
-        assert unplaced([full], asked, AT).code == "waiting_for_capacity"
-        assert StartTimes(cached((full,)).cluster).bounds(asked, AT).values[0] == 130.0
-        assert len(schedule(Snapshot((full,), (asked,))).evictions) == 1
-        calm = Snapshot((full,), (replace(asked, priority=10),), now=10.0)
-        assert [each.starts_at for each in schedule(calm).forecasts] == [130.0]
-    assert schedule(Snapshot((full,), (asked,))).placements
+        assert unplaced([full], pending, AT).code == "waiting_for_capacity"
+        assert StartTimes(cached((full,)).cluster).bounds(pending, AT).values[0] == 130.0
+        assert len(schedule(Snapshot((full,), (pending,))).evictions) == 1
+        no_preemption = Snapshot((full,), (replace(pending, priority=10),), now=10.0)
+        assert [each.starts_at for each in schedule(no_preemption).forecasts] == [130.0]
+    assert schedule(Snapshot((full,), (pending,))).placements
 
 
 def test_a_new_rule_of_gpus_decides_everywhere() -> None:
     old = node("n1", gpus(A10, on="n1"))
-    asked = asks(1, priority=90)
-    assert place_one([old], asked, AT) is not None
+    pending = new_request(1, priority=90)
+    assert place_one([old], pending, AT) is not None
     with patch.object(gpu_rules, "GPU_RULES", (*GPU_RULES, NO_A10)):
-        assert place_one([old], asked, AT) is None
-        assert [each.code for each in refusals(old, asked, AT)] == ["gpu_too_old"]
-        assert unplaced([old], asked, AT).code == "never_placeable"
+        assert place_one([old], pending, AT) is None
+        assert [each.code for each in refusals(old, pending, AT)] == ["gpu_too_old"]
+        assert unplaced([old], pending, AT).code == "never_placeable"
         full = busy(old, ends_at=100.0, gpu_count=1)
-        plan = schedule(Snapshot((full,), (asked,), now=NOW))
+        plan = schedule(Snapshot((full,), (pending,), now=NOW))
     assert (plan.evictions, plan.forecasts) == ((), ())

@@ -10,52 +10,52 @@ from mooring.scheduler.packing.states import States
 from tests.scheduler.fleets import BIG, node, share, whole
 
 
-def offer(demand: Demand, shape: Shape, times: int) -> list[bool]:
-    return [demand.offer(shape) for _ in range(times)]
+def add_all(demand: Demand, shape: Shape, times: int) -> list[bool]:
+    return [demand.add(shape) for _ in range(times)]
 
 
 def fills_the_smaller_free_part(demand: Demand) -> bool:
-    """Whether a share of 190 goes where 190 is free, and not on the GPU where a share of 470 would fit."""
+    """Whether a share of 190 is placed on the GPU with 190 free, and not where one of 470 would fit."""
     fleet = Fleet([node("a", BIG, gpu_milli_free=(190, 660, *[0] * 6))], demand.potential)
     move = fleet.best(share(190))
     assert move is not None
     return move.gpus == (0,)
 
 
-def test_it_learns_the_value_of_free_parts() -> None:
+def test_demand_learns_the_value_of_free_parts() -> None:
     demand = Demand()
-    offer(demand, share(470), 100)
+    add_all(demand, share(470), 100)
     assert fills_the_smaller_free_part(demand)
 
 
 def test_the_potential_stays_while_the_mix_of_requests_does() -> None:
     demand = Demand()
-    offer(demand, whole(), 50)
+    add_all(demand, whole(), 50)
     before = demand.potential
-    assert not any(offer(demand, whole(), 5000))
+    assert not any(add_all(demand, whole(), 5000))
     assert demand.potential is before
-    assert any(offer(demand, share(470), 5000))
+    assert any(add_all(demand, share(470), 5000))
     assert demand.potential is not before
 
 
-def test_memory_owner_and_total_count_make_no_difference() -> None:
-    a, b = Demand(), Demand()
-    before = [a.offer(share(470, memory_mib=number, owner="p")) for number in range(200)]
-    assert sum(before) == 1
-    assert offer(b, share(470), 200) == before
+def test_memory_and_owner_make_no_difference() -> None:
+    varied, uniform = Demand(), Demand()
+    changes = [varied.add(share(470, memory_mib=number, owner="p")) for number in range(200)]
+    assert sum(changes) == 1
+    assert add_all(uniform, share(470), 200) == changes
 
 
 def test_old_requests_decay() -> None:
     demand = Demand()
-    offer(demand, share(810), 500)
-    offer(demand, whole(), 9 * module.HALF_LIFE)
+    add_all(demand, share(810), 500)
+    add_all(demand, whole(), 9 * module.HALF_LIFE)
     assert demand.count(share(810)) < 500 / 2**8
 
 
-def test_it_remembers_a_bounded_number_of_shapes() -> None:
+def test_the_number_of_counts_is_bounded() -> None:
     demand = Demand()
     for number in range(3 * module.MAX_KNOWN):
-        demand.offer(whole(cpu_milli=number))
+        demand.add(whole(cpu_milli=number))
     assert demand.known <= 2 * module.MAX_KNOWN
 
 
@@ -73,6 +73,6 @@ def test_equal_counts_give_equal_potentials() -> None:
     counts = {shape: float(number + 1) for number, shape in enumerate(shapes)}
     backwards = dict(reversed(counts.items()))
     nodes = [node(f"n{number}", BIG, gpu_milli_free=(1000, 530, *[0] * 6)) for number in range(3)]
-    there, back = Fleet(nodes, potential_for(counts)), Fleet(nodes, potential_for(backwards))
+    forwards, reversed_ = Fleet(nodes, potential_for(counts)), Fleet(nodes, potential_for(backwards))
     for shape in shapes:
-        assert there.ranked(shape, 9) == back.ranked(shape, 9)
+        assert forwards.ranked(shape, 9) == reversed_.ranked(shape, 9)

@@ -17,18 +17,18 @@ def of(*nodes: FleetNode) -> Fleet:
     return Fleet(nodes, potential())
 
 
-def fits(there: FleetNode, shape: Shape) -> bool:
-    """The rules, implemented independently."""
-    cpu_milli, memory_mib = shape.takes(there.kind)
-    if there.cpu_milli_free < cpu_milli or there.memory_mib_free < memory_mib:
+def fits(node: FleetNode, shape: Shape) -> bool:
+    """Whether the request fits, without code of the scheduler."""
+    cpu_milli, memory_mib = shape.takes(node.node_class)
+    if node.cpu_milli_free < cpu_milli or node.memory_mib_free < memory_mib:
         return False
     if not shape.gpus:
         return True
-    owners = there.owners or ("",) * len(there.kind.models)
+    owners = node.owners or ("",) * len(node.node_class.models)
     enough: dict[str, int] = {}
-    for model, free, owner in zip(there.kind.models, there.gpu_milli_free, owners, strict=True):
-        mine = not shape.share or owner in {"", shape.owner}
-        if mine and free >= shape.gpu_milli and (not shape.models or model in shape.models):
+    for model, free, owner in zip(node.node_class.models, node.gpu_milli_free, owners, strict=True):
+        usable = not shape.share or owner in {"", shape.owner}
+        if usable and free >= shape.gpu_milli and (not shape.models or model in shape.models):
             enough[model] = enough.get(model, 0) + 1
     return max(enough.values(), default=0) >= shape.gpus
 
@@ -98,14 +98,14 @@ class TestChoice:
 
     def test_the_order_of_the_nodes_does_not_matter(self) -> None:
         nodes = [node("a"), node("b", BIG), node("c", MIXED)]
-        there, back = of(*nodes), of(*reversed(nodes))
+        forwards, backwards = of(*nodes), of(*reversed(nodes))
         for shape in (whole(), whole(2), share(470), share(160)):
-            a, b = there.best(shape), back.best(shape)
+            a, b = forwards.best(shape), backwards.best(shape)
             assert a is not None
             assert b is not None
-            assert (there.node(a.node).id, a.gpus) == (back.node(b.node).id, b.gpus)
-            there.take(a, shape)
-            back.take(b, shape)
+            assert (forwards.node(a.node).id, a.gpus) == (backwards.node(b.node).id, b.gpus)
+            forwards.take(a, shape)
+            backwards.take(b, shape)
 
     def test_candidate_nodes(self) -> None:
         fleet = of(node("a"), node("b"), node("c"))
@@ -170,20 +170,22 @@ def test_all_that_fits_is_placed_and_nothing_is_overcommitted(
 ) -> None:
     fleet = of(*nodes)
     running: list[tuple[Move, Shape]] = []
-    for leaves, shape in steps:
-        if leaves and running:
+    for one_ends, shape in steps:
+        if one_ends and running:
             fleet.give_back(*running.pop(0))
-        there = [fleet.node(index) for index in range(len(nodes))]
+        current = [fleet.node(index) for index in range(len(nodes))]
         move = fleet.best(shape)
-        fitting = {number for number, each in enumerate(there) if fits(each, shape)}
-        assert {each.node for each in fleet.ranked(shape, len(there))} == fitting
+        fitting = {index for index, each in enumerate(current) if fits(each, shape)}
+        assert {each.node for each in fleet.ranked(shape, len(current))} == fitting
         if move is None:
             continue
         assert len(set(move.gpus)) == shape.gpus
         fleet.take(move, shape)
         running.append((move, shape))
         state = fleet.node(move.node)
-        assert min(state.cpu_milli_free, state.memory_mib_free, *state.gpu_milli_free, 0) == 0
+        assert (
+            min(state.cpu_milli_free, state.memory_mib_free, *state.gpu_milli_free, 0) == 0
+        )  # none is negative
     for move, shape in running:
         fleet.give_back(move, shape)
     assert [fleet.node(index).gpu_milli_free for index in range(len(nodes))] == [
@@ -198,50 +200,52 @@ def test_cached_scores_equal_new_ones(
 ) -> None:
     fleet = of(*nodes)
     running: list[tuple[Move, Shape]] = []
-    for leaves, shape in steps:
-        if leaves and running:
+    for one_ends, shape in steps:
+        if one_ends and running:
             fleet.give_back(*running.pop(0))
         if move := fleet.best(shape):
             fleet.take(move, shape)
             running.append((move, shape))
     fresh = of(*(fleet.node(index) for index in range(len(nodes))))
-    for shape in {last, *(shape for _leaves, shape in steps)}:
+    for shape in {last, *(shape for _one_ends, shape in steps)}:
         assert fleet.ranked(shape, 9) == fresh.ranked(shape, 9)
 
 
 @settings(deadline=None, max_examples=40)
 @given(fleets, shapes, st.sampled_from((BIG, SMALL, MIXED, PLAIN)))
-def test_an_added_node_keeps_no_request_out(nodes: list[FleetNode], shape: Shape, kind: NodeClass) -> None:
+def test_an_added_node_keeps_no_request_out(
+    nodes: list[FleetNode], shape: Shape, node_class: NodeClass
+) -> None:
     fleet = of(*nodes)
     before = fleet.best(shape)
-    fleet.refresh([node("another", kind)])
+    fleet.refresh([node("another", node_class)])
     assert before is None or fleet.best(shape) is not None
 
 
-def test_caches_are_bounded_and_clearing_them_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_caches_and_clearing_them_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleets_module, "MAX_SHAPES", 4)
     monkeypatch.setattr(fleets_module, "MAX_STATES", 16)
-    bounded, other = of(node("a", BIG), node("b", MIXED)), of(node("a", BIG), node("b", MIXED))
-    for milli in [*range(50, 400, 10)]:
+    bounded, unbounded = of(node("a", BIG), node("b", MIXED)), of(node("a", BIG), node("b", MIXED))
+    for milli in range(50, 400, 10):
         shape = share(milli)
+        monkeypatch.setattr(fleets_module, "MAX_STATES", 16)
         move = bounded.best(shape)
         monkeypatch.setattr(fleets_module, "MAX_STATES", 10**6)
-        assert move == other.best(shape)
-        monkeypatch.setattr(fleets_module, "MAX_STATES", 16)
+        assert move == unbounded.best(shape)
         if move:
             bounded.take(move, shape)
-            other.take(move, shape)
+            unbounded.take(move, shape)
 
 
 def test_fleets_with_different_class_numbers_share_a_potential() -> None:
     one = potential()
     nodes = [node("a", BIG), node("b", SMALL), node("c", MIXED, gpu_milli_free=(1000, 400, 0))]
-    asked = [whole(), share(470), share(160), Shape(1, WHOLE_MILLI, None, None), Shape(0, 0, 500, 0)]
-    there, back = Fleet(nodes, one), Fleet(reversed(nodes), one)
-    for shape in asked:
+    requested = [whole(), share(470), share(160), Shape(1, WHOLE_MILLI, None, None), Shape(0, 0, 500, 0)]
+    forwards, backwards = Fleet(nodes, one), Fleet(reversed(nodes), one)
+    for shape in requested:
         ranked = [
             [(fleet.node(move.node).id, move.score) for move in fleet.ranked(shape, 9)]
-            for fleet in (there, back)
+            for fleet in (forwards, backwards)
         ]
         assert ranked[0] == ranked[1]
 

@@ -64,17 +64,17 @@ def test_a_gpu_with_mig_enabled_counts_by_its_devices() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(snapshots())
-def test_exactly_what_is_reported_to_fit_can_be_placed(snapshot: Snapshot) -> None:
-    """For a project without instances and reservations, per size."""
+def test_no_more_can_be_placed_than_is_reported_to_fit(snapshot: Snapshot) -> None:
+    """And no fewer, if nothing is reserved. For a project without instances and reservations, per size."""
     for model, figures in fragmentation(snapshot.nodes, snapshot.at).items():
         for size in (1, 2):
-            asked = tuple(_whole(f"i{number}", size, model) for number in range(figures.fits[size] + 1))
-            held = any(gpu.reserved for each in snapshot.nodes for gpu in each.gpus)
-            plan = schedule(replace(snapshot, requests=asked, projects={}))
+            pending = tuple(_whole(f"i{number}", size, model) for number in range(figures.fits[size] + 1))
+            has_reserved = any(gpu.reserved for each in snapshot.nodes for gpu in each.gpus)
+            plan = schedule(replace(snapshot, requests=pending, projects={}))
             fitted = len(plan.placements)
-            assert fitted == figures.fits[size] or (held and fitted < figures.fits[size])
+            assert fitted == figures.fits[size] or (has_reserved and fitted < figures.fits[size])
 
 
 def _whole(instance_id: str, count: int, model: str) -> Request:
-    asked = request(count, model, cpu_milli=None, memory_mib=None)
-    return replace(asked, instance_id=instance_id, project_id="new", priority=0)
+    pending = request(count, model, cpu_milli=None, memory_mib=None)
+    return replace(pending, instance_id=instance_id, project_id="new", priority=0)

@@ -22,7 +22,7 @@ def _chosen(node_gpus: tuple[GpuView, ...], count: int) -> list[int]:
         (no_links, (), 3, [0, 1, 2]),
         (lambda _a, _b: 18, (0, 3), 2, [1, 2]),  # behind a switch all are equal
         (pairs, (), 2, [0, 1]),
-        (pairs, (0,), 2, [2, 3]),  # not 1 and 2, though their indexes are lower
+        (pairs, (0,), 2, [2, 3]),  # not 1 and 2, which have lower indexes and no link
         (pairs, (3,), 1, [2]),  # the unpaired one, not half of a pair
         (pairs, (1, 2, 4), 2, [6, 7]),
         (pairs, (1, 2, 4), 3, [0, 6, 7]),
@@ -39,7 +39,7 @@ def test_pairs(lanes: Lanes, in_use: tuple[int, ...], count: int, expected: list
     ("in_use", "count", "expected"),
     [
         ((), 2, [0, 3]),  # two lanes, and the six others keep most of theirs
-        ((), 4, [0, 1, 2, 3]),  # a whole quad, and a whole quad stays
+        ((), 4, [0, 1, 2, 3]),  # a whole quad, so that the other quad stays whole
         ((0, 1, 2, 3), 2, [4, 7]),
         ((0, 4), 4, [1, 2, 3, 5]),  # no quad is whole; 5 is joined by two lanes, 6 and 7 by one
         ((5, 6, 7), 1, [4]),  # 0 to 3 stay a whole quad

@@ -13,9 +13,11 @@ from mooring.scheduler.packing.states import States
 from tests.scheduler.fleets import BIG, SMALL, potential, share, whole
 
 
-def waste(of: Potential, gpu_free: tuple[int, ...], cpu_milli: int, kind: NodeClass = BIG) -> float:
+def waste(
+    measure: Potential, gpu_free: tuple[int, ...], cpu_milli: int, node_class: NodeClass = BIG
+) -> float:
     states = States(np.array([0]), np.array([cpu_milli]), np.array([gpu_free]))
-    return float(of.of(states, of.needs([kind]))[0]) / UNIT
+    return float(measure.of(states, measure.needs([node_class]))[0]) / UNIT
 
 
 @pytest.mark.parametrize(
@@ -72,20 +74,20 @@ def test_without_targets_there_is_no_waste() -> None:
     )
 )
 def test_the_waste_of_a_state_does_not_depend_on_its_batch(rows: list[tuple[list[int], int]]) -> None:
-    of = potential()
+    measure = potential()
     states = States(
         np.zeros(len(rows), np.int64),
         np.array([cpu_milli for _gpu_free, cpu_milli in rows]),
         np.array([gpu_free for gpu_free, _cpu in rows]),
     )
-    together = of.of(states, of.needs([SMALL]))
+    together = measure.of(states, measure.needs([SMALL]))
     some = [0, len(rows) // 2, len(rows) - 1]
     assert [together[row] for row in some] == [
-        of.of(states.rows(np.array([row])), of.needs([SMALL]))[0] for row in some
+        measure.of(states.rows(np.array([row])), measure.needs([SMALL]))[0] for row in some
     ]
 
 
-class TestPrices:
+class TestFreeMilliValues:
     def test_a_size_that_fills_a_gpu_alone_costs_a_gpu(self) -> None:
         values = free_milli_values({810: 10})
         assert [values[free] for free in (190, 809, 810, 1000)] == [0, 0, 1000, 1000]
@@ -114,4 +116,4 @@ class TestPrices:
         assert values[0] == 0
         assert values[WHOLE_MILLI] == WHOLE_MILLI
         for a in range(0, WHOLE_MILLI, 37):
-            assert values[a] + values[WHOLE_MILLI - a] <= WHOLE_MILLI + 2  # of rounding
+            assert values[a] + values[WHOLE_MILLI - a] <= WHOLE_MILLI + 2  # because of rounding

@@ -36,12 +36,12 @@ struct fleet {
     struct { unsigned pid; char name[256]; } name[NAMES];
 };
 
-/* Two, used alternately: a thread that reads while the file is parsed again sees a complete one. */
+/* Two, used alternately: a thread that reads one while the file is parsed into the other sees complete values. */
 static struct fleet fleets[2], *current = fleets;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int delivered;
 static u64 registered[GPUS]; /* the types of events */
-static int undefined; /* the event set, after an UNKNOWN error: can only be freed */
+static int undefined; /* whether the event set is, after an UNKNOWN error: it can then only be freed */
 
 static void decoded(char *to, const char *from, size_t size) {
     size_t n = 0;
@@ -173,19 +173,19 @@ static double now(void) {
 }
 
 static void refresh(void) {
-    static double looked = -1;
-    static struct stat seen;
+    static double checked_at = -1;
+    static struct stat loaded;
     struct stat file;
     const char *path;
     double at = now();
-    if (looked >= 0 && at - looked < 0.002) return;
-    looked = at;
+    if (checked_at >= 0 && at - checked_at < 0.002) return;
+    checked_at = at;
     path = getenv("NVIDIA_NVML_STANDIN");
     if (!path || stat(path, &file)) return;
-    if (file.st_ino == seen.st_ino && file.st_size == seen.st_size &&
-        file.st_mtim.tv_nsec == seen.st_mtim.tv_nsec && file.st_mtim.tv_sec == seen.st_mtim.tv_sec)
+    if (file.st_ino == loaded.st_ino && file.st_size == loaded.st_size &&
+        file.st_mtim.tv_nsec == loaded.st_mtim.tv_nsec && file.st_mtim.tv_sec == loaded.st_mtim.tv_sec)
         return;
-    seen = file;
+    loaded = file;
     reload(path);
 }
 

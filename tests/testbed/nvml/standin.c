@@ -1,6 +1,7 @@
 /* A simulated libnvidia-ml.so.1, configured by the text file NVIDIA_NVML_STANDIN.
  *
- * The file is read again when it changes (checked every 2 ms at most). One directive per line:
+ * The file is read again when it changes (checked every 2 ms at most). One directive per line; I and J are
+ * indices of GPUs:
  *
  *   gpus N                       GPUs, with plausible values of an H100
  *   set I KEY VALUE              uuid name memory_mib used_mib util util_mem power_mw limit_mw temperature sm
@@ -8,20 +9,21 @@
  *                                retiring recovery events (a mask of types) pci cc (90 is 9.0)
  *   process I KIND PID MIB       KIND compute, graphics or mps; MIB -1: unknown
  *   process_name PID NAME
- *   slice I UUID MIB NAME        a MIG device; J below is its index on its GPU. Its GPU instance
- *                                is J + 1, its compute instance 0
+ *   slice I UUID MIB NAME        a MIG device; in the next three directives J is its index on its GPU. Its GPU
+ *                                instance is J + 1, its compute instance 0
  *   slice_used I J MIB
  *   slice_parts I J GPU COMPUTE  its GPU slices and compute slices
  *   slice_process I J PID MIB    listed by the device and by the GPU
- *   nvlink I LINK J|switch       an active link
- *   topology LEVEL               of every pair (10 single ... 50 system)
- *   xid I CODE [GI CI]           reported once each, in order; I -1: no GPU; GI and CI of a MIG device
- *   xids I CODE TIMES
- *   event I TYPE DATA            as an XID, of this type (decimal)
+ *   nvlink I LINK J|switch       an active link to GPU J, or to a switch
+ *   topology LEVEL               of every pair of GPUs (10 single ... 50 system)
+ *   xid I CODE [GI CI]           reported once, in the order of the lines; I -1: no GPU; GI and CI are the GPU
+ *                                instance and compute instance of a MIG device
+ *   xids I CODE TIMES            the same XID several times
+ *   event I TYPE DATA            an event of this type (decimal), reported like an XID
  *   error FUNCTION CODE [I]      the function fails, on GPU I or everywhere
  *   lost I                       the GPU is lost: every call returns 15
- *   hang FUNCTION SECONDS [I]
- *   driver VERSION | cuda N | cost_ns N | print TEXT (on standard output, at each init)
+ *   hang FUNCTION SECONDS [I]    the function returns after this time
+ *   driver VERSION | cuda N | cost_ns N (CPU time of each call) | print TEXT (on standard output, at each init)
  *
  * In names \xNN is a byte.
  */
@@ -32,7 +34,7 @@ static struct gpu *gpu_of(handle device) {
     return i >= 0 && i < GPUS ? &current->gpu[i] : 0;
 }
 
-/* The configured result of this call. Holds the lock only while it reads. */
+/* The configured result of this call, after its configured duration. Holds the lock only while it reads. */
 static int ruled(const char *function, handle device) {
     struct gpu *gpu = gpu_of(device);
     double seconds = 0;

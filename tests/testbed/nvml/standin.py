@@ -1,6 +1,7 @@
 """A simulated NVML library, for tests of the real pynvml without a GPU.
 
-`standin.c` lists what its configuration can say; the file may be rewritten while a process uses it.
+The library reads its GPUs and their faults from a configuration file, which may be replaced while a process
+uses the library. `standin.c` lists the directives of the file.
 """
 
 import hashlib
@@ -20,31 +21,40 @@ def uuid_of(index: int) -> str:
 
 
 def build(without: Iterable[str] = ()) -> Path:
-    """Return the folder of libnvidia-ml.so.1, compiled once per source. `without`: symbols to omit."""
-    lacking = sorted(without)
+    """Compile libnvidia-ml.so.1, unless this source was compiled before. Return the folder of the library.
+
+    Args:
+        without: functions that the library does not export, as in older drivers.
+    """
+    without = sorted(without)
     source = b"".join((HERE / name).read_bytes() for name in SOURCES)
-    digest = hashlib.sha256(source + repr(lacking).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(source + repr(without).encode()).hexdigest()[:16]
     library = BUILDS / digest / "libnvidia-ml.so.1"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
-        _compile(library, lacking)
+        _compile(library, without)
     return library.parent
 
 
-def _compile(library: Path, lacking: list[str]) -> None:
+def _compile(library: Path, without: list[str]) -> None:
     """Compile under a temporary name: several test runs may build at once."""
-    half_done = library.with_suffix(f".{os.getpid()}")
-    symbols = library.with_suffix(f".{os.getpid()}.map")
-    hidden = "".join(f"{name}; " for name in lacking)
-    symbols.write_text(f"{{ global: *; local: {hidden}}};\n" if lacking else "{ global: *; };\n")
-    options = ["-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", f"-Wl,--version-script={symbols}"]
-    subprocess.run(["gcc", *options, "-o", half_done, HERE / "standin.c", "-lpthread"], check=True)
-    symbols.unlink()
-    half_done.rename(library)
+    incomplete = library.with_suffix(f".{os.getpid()}")
+    version_script = library.with_suffix(f".{os.getpid()}.map")
+    local = f"local: {' '.join(f'{name};' for name in without)} " if without else ""
+    version_script.write_text(f"{{ global: *; {local}}};\n")
+    options = ["-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror"]
+    options.append(f"-Wl,--version-script={version_script}")
+    subprocess.run(["gcc", *options, "-o", incomplete, HERE / "standin.c", "-lpthread"], check=True)
+    version_script.unlink()
+    incomplete.rename(library)
 
 
 class NvmlStandin:
-    """One configured library. Processes with `environment` use it; `write` changes it at runtime."""
+    """The library with a configuration of its own.
+
+    Attributes:
+        environment: processes with these variables load the library, and it reads this configuration.
+    """
 
     def __init__(self, folder: Path, *lines: str, without: Iterable[str] = ()) -> None:
         self._configuration = folder / "nvml.txt"
@@ -56,7 +66,7 @@ class NvmlStandin:
         self.write(*lines)
 
     def write(self, *lines: str) -> None:
-        """Replace the whole configuration. It takes effect within 2 ms."""
+        """Replace the whole configuration. The library notices at its first call after 2 ms."""
         draft = self._configuration.with_suffix(".draft")
         draft.write_text("".join(f"{line}\n" for line in lines))
         draft.rename(self._configuration)

@@ -6,8 +6,8 @@ from typing import Final, Literal, Protocol
 
 from mooring.schemas.agent import Assignment
 
-# Instances with MIG devices of the same GPU share that GPU, whatever their projects.
-_MIG: Final = "mig"
+# The sharing key of a GPU that is claimed for its MIG devices: instances of any project share it.
+_MIG_KEY: Final = "mig"
 
 Claims = Mapping[str, str | None]
 
@@ -70,30 +70,30 @@ def _share(assignment: Assignment) -> Share | None:
 def claims(owner: HasDevices) -> Claims:
     """UUID -> sharing key: claims with the same key can coexist; None excludes all others."""
     sharing_key = owner.share.project_id if owner.share else None
-    return {**dict.fromkeys(owner.parent_gpus, _MIG), **dict.fromkeys(owner.gpu_uuids, sharing_key)}
+    return {**dict.fromkeys(owner.parent_gpus, _MIG_KEY), **dict.fromkeys(owner.gpu_uuids, sharing_key)}
 
 
 class ClaimTable:
-    """The claims on each GPU and MIG device."""
+    """Who claims each GPU and MIG device, and with which sharing key."""
 
     def __init__(self) -> None:
         self._claims: dict[str, list[tuple[Hashable, str | None]]] = {}
 
-    def add(self, key: Hashable, owner: HasDevices) -> None:
-        for uuid, claim in claims(owner).items():
-            self._claims.setdefault(uuid, []).append((key, claim))
+    def add(self, claimant: Hashable, owner: HasDevices) -> None:
+        for uuid, sharing_key in claims(owner).items():
+            self._claims.setdefault(uuid, []).append((claimant, sharing_key))
 
-    def conflict(self, key: Hashable, wanted: HasDevices) -> str | None:
-        """The first wanted UUID that another key has claimed and does not share."""
-        for uuid, claim in claims(wanted).items():
-            for other, other_claim in self._claims.get(uuid, ()):
-                if other != key and (claim is None or claim != other_claim):
+    def conflict(self, claimant: Hashable, wanted: HasDevices) -> str | None:
+        """The first wanted UUID on which another claimant has a claim that excludes this one."""
+        for uuid, sharing_key in claims(wanted).items():
+            for other, other_key in self._claims.get(uuid, ()):
+                if other != claimant and (sharing_key is None or sharing_key != other_key):
                     return uuid
         return None
 
 
 def physical_gpu(owner: HasDevices, uuid: str) -> str:
-    """The GPU that a device is, or is a part of."""
+    """The UUID of the physical GPU: the parent of a MIG device, else the device's own."""
     return dict(zip(owner.gpu_uuids, owner.parent_gpus, strict=False)).get(uuid, uuid)
 
 

@@ -1,10 +1,12 @@
-"""Decides the node's next actions from the desired and the observed state. No clock, no threads, no memory.
+"""Decides the node's next actions from the desired and the observed state. No clock, no threads, no state.
 
-    absent --Start--> created --Start (adopts)--> running --Stop--> exited --Release--> --Remove--> absent
-                                                     ^    Kill         |
-                                                     `--Restart--------'  the user's policy, after a pause
+    absent   --Start-->           running   creates, starts and verifies the container
+    created  --Start-->           running   adopts the container of an interrupted start
+    running  --Stop, Kill-->      exited
+    exited   --Restart-->         running   if the user's policy asks for it, after a pause
+    exited   --Release, Remove--> absent
 
-A container that is neither assigned nor to be removed is never touched.
+A container that is neither assigned nor to be removed is never touched, unless it is in `kill_reasons`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +23,7 @@ from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, OverlayNetwork, Removal
 
 ENDED: Final = frozenset({"exited", "dead"})
-LONGEST_PAUSE_S: Final = 60
+LONGEST_PAUSE_S: Final = 60  # before a restart
 STEADY_AFTER_S: Final = 60  # a run of this length resets the restart pause
 
 
@@ -44,23 +46,23 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Send the stop signal. Its timeout runs from then on; no thread waits for it."""
+    """Send the stop signal. No thread waits for the end: a kill follows when the stop timeout is over."""
 
     container: Container
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Send SIGKILL: the stop timeout is over, or the container harms others."""
+    """Send SIGKILL: the stop timeout is over, or the container is in `kill_reasons`."""
 
     container: Container
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Wait until the GPUs of an ended container are idle (R11), except those that others use.
+    """Wait until an ended container's GPUs that no other container uses, `gpu_uuids`, are idle (R11).
 
-    `shared_gpus` are GPUs that other containers still use: only its own processes must be gone.
+    Other containers still use `shared_gpus`: there, only the ended container's processes must be gone.
     """
 
     container: Container
@@ -81,7 +83,7 @@ class ReconcilePlan:
     actions: tuple[Action, ...]
     waiting: Mapping[Key, Reason]  # why a wanted start does not happen now
     restarts: Mapping[Key, PlannedRestart]
-    due: float | None  # when the plan changes without any event
+    due: float | None  # when to plan again even if nothing happens
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def overlay_changes(wanted: Iterable[OverlayNetwork], present: Iterable[str]) ->
     """The overlay networks that a swarm manager creates and removes for its groups.
 
     Args:
-        present: the names of existing networks with our labels.
+        present: the names of existing networks with Mooring's labels.
     """
     by_name, existing = {overlay.name: overlay for overlay in wanted}, set(present)
     missing = tuple(overlay for name, overlay in sorted(by_name.items()) if name not in existing)
@@ -102,7 +104,7 @@ def overlay_changes(wanted: Iterable[OverlayNetwork], present: Iterable[str]) ->
 
 
 def decide(snapshot: AgentSnapshot, now: float) -> ReconcilePlan:
-    """Return the actions to begin now. A start waits until the containers that have its devices are gone."""
+    """Return the actions to begin now. A start waits until its devices are released."""
     endings = tuple(_endings(snapshot, now))
     starts = _StartPlanner(snapshot, now)
     for key in sorted(snapshot.assignments, key=_newest_attempt_first):
@@ -120,7 +122,7 @@ def key_of(item: Assignment | Removal | Container) -> Key:
 
 
 def is_live(container: Container) -> bool:
-    """Whether it may use GPUs: it has begun and has not ended."""
+    """Whether the container may use GPUs: it has begun and has not ended."""
     return container.status != "created" and container.status not in ENDED
 
 
@@ -141,8 +143,7 @@ def _endings(snapshot: AgentSnapshot, now: float) -> Iterator[Action]:
     yield from _releases(snapshot, now)
     for key in sorted(snapshot.kill_reasons):
         container = snapshot.containers.get(key)
-        idle = key not in snapshot.work and not _paused(snapshot, key, now)
-        if container is not None and is_live(container) and idle:
+        if container is not None and is_live(container) and _may_act(snapshot, key, now):
             yield Kill(container)
     for key, removal in sorted(snapshot.removals.items()):
         yield from _end(snapshot, now, key, removal.stop_timeout_s, remove=True)
@@ -156,18 +157,18 @@ def _endings(snapshot: AgentSnapshot, now: float) -> Iterator[Action]:
 
 def _releases(snapshot: AgentSnapshot, now: float) -> Iterator[Action]:
     for key, container in sorted(snapshot.unreleased.items(), key=itemgetter(0)):
-        if key not in snapshot.work and not _paused(snapshot, key, now):
+        if _may_act(snapshot, key, now):
             in_use = _used_by_others(snapshot, key)
-            shared = tuple(uuid for uuid in container.gpu_uuids if uuid in in_use)
-            alone = tuple(uuid for uuid in container.gpu_uuids if uuid not in in_use)
-            yield Release(container, alone, shared if container.share else ())
+            unused = tuple(uuid for uuid in container.gpu_uuids if uuid not in in_use)
+            still_used = tuple(uuid for uuid in container.gpu_uuids if uuid in in_use)
+            yield Release(container, unused, still_used if container.share else ())
 
 
 def _used_by_others(snapshot: AgentSnapshot, key: Key) -> set[str]:
-    """GPUs and MIG devices of live containers and of other work, also of starts in progress."""
+    """The GPUs and MIG devices of live containers, and of work on other attempts."""
     live: list[HasDevices] = [one for one in snapshot.containers.values() if is_live(one)]
-    working = [work for other, work in snapshot.work.items() if other != key]
-    return claimed_uuids([*live, *working])
+    other_work = [work for other, work in snapshot.work.items() if other != key]
+    return claimed_uuids([*live, *other_work])
 
 
 def _end(
@@ -176,20 +177,20 @@ def _end(
     work, container = snapshot.work.get(key), snapshot.containers.get(key)
     if work is not None:
         yield from _cancel(key, work)
-    elif container is None or container.status == "removing" or _paused(snapshot, key, now):
+    elif container is None or container.status == "removing" or _is_paused(snapshot, key, now):
         return
     elif key in snapshot.unreleased or (key in snapshot.kill_reasons and is_live(container)):
         return  # the release or the kill comes first
     elif is_live(container):
         yield from _stop(snapshot, now, key, container, stop_timeout_s)
-    elif remove or container.status == "created":  # one that never ran has no logs worth keeping
+    elif remove or container.status == "created":  # a container that never ran has no logs to keep
         yield Remove(container)
 
 
 def _stop(
     snapshot: AgentSnapshot, now: float, key: Key, container: Container, timeout_s: int
 ) -> Iterator[Action]:
-    """The newest timeout counts: a shorter one also holds for a stop in progress."""
+    """Stop, or kill when the timeout is over. A changed timeout applies to a stop in progress too."""
     since = snapshot.stop_sent_at.get(key)
     if timeout_s <= 0 or (since is not None and now >= since + timeout_s):
         yield Kill(container)
@@ -202,20 +203,24 @@ def _cancel(key: Key, work: Work) -> Iterator[Action]:
         yield Cancel(key)
 
 
-def _paused(snapshot: AgentSnapshot, key: Key, now: float) -> bool:
+def _may_act(snapshot: AgentSnapshot, key: Key, now: float) -> bool:
+    return key not in snapshot.work and not _is_paused(snapshot, key, now)
+
+
+def _is_paused(snapshot: AgentSnapshot, key: Key, now: float) -> bool:
     pause = snapshot.pauses.get(key)
     return pause is not None and now < pause.until
 
 
 class _StartPlanner:
-    """Collects starts and restarts. Each counts with the devices of those chosen before it."""
+    """Collects starts and restarts. Each claims its devices before the next assignment is considered."""
 
     def __init__(self, snapshot: AgentSnapshot, now: float) -> None:
         self.actions: list[Action] = []
         self.waiting: dict[Key, Reason] = {}
         self.restarts: dict[Key, PlannedRestart] = {}
         self._snapshot, self._now = snapshot, now
-        self._chosen: dict[str, Key] = {}  # by instance
+        self._chosen: dict[str, Key] = {}  # the attempt that starts or is being started, by instance
         self._claims = ClaimTable()
         self._present = _present(snapshot)
 
@@ -232,7 +237,7 @@ class _StartPlanner:
         if container is not None and key not in snapshot.kill_reasons and will_restart(assignment, container):
             self._restart(key, assignment, container)
         elif self._may_start(key, assignment, container):
-            self._begin(key, _devices(assignment, container), Start(assignment))
+            self._add(key, _devices(assignment, container), Start(assignment))
 
     def _may_start(self, key: Key, assignment: Assignment, container: Container | None) -> bool:
         if not assignment.may_start:
@@ -245,9 +250,9 @@ class _StartPlanner:
         planned = _restart_after(container, self._snapshot.restarts.get(key), self._now)
         self.restarts[key] = planned
         if self._now >= planned.due:
-            self._begin(key, _devices(assignment, container), Restart(container))
+            self._add(key, _devices(assignment, container), Restart(container))
 
-    def _begin(self, key: Key, devices: list[HasDevices], action: Start | Restart) -> None:
+    def _add(self, key: Key, devices: list[HasDevices], action: Start | Restart) -> None:
         if obstacle := self._obstacle(key, devices):
             self.waiting[key] = obstacle
         else:
@@ -262,15 +267,16 @@ class _StartPlanner:
     def _obstacle(self, key: Key, devices: Sequence[HasDevices]) -> Reason | None:
         if self._snapshot.problem is not None:
             return self._snapshot.problem
-        if _paused(self._snapshot, key, self._now):
+        if _is_paused(self._snapshot, key, self._now):
             return self._snapshot.pauses[key].reason
         instance_id, attempt = key
-        for other in (*self._present.attempts.get(instance_id, ()), self._chosen.get(instance_id, key)):
+        chosen = self._chosen.get(instance_id, key)
+        for other in (*self._present.attempts.get(instance_id, ()), chosen):
             if other != key:
-                return _waits(f"attempt {attempt} waits until attempt {other[1]} is gone from the node")
+                return _waiting(f"attempt {attempt} waits until attempt {other[1]} is gone from the node")
         for each in devices:
             if uuid := self._claims.conflict(key, each) or self._present.claims.conflict(key, each):
-                return _waits(f"{uuid} is still in use by a container that is being removed")
+                return _waiting(f"{uuid} is still in use by another instance")
         return None
 
 
@@ -279,7 +285,7 @@ def _devices(assignment: Assignment, container: Container | None) -> list[HasDev
     return [devices_of(assignment), *([container] if container else [])]
 
 
-def _waits(message: str) -> Reason:
+def _waiting(message: str) -> Reason:
     return Reason(code="waiting_for_removal", message=message)
 
 
@@ -307,14 +313,14 @@ def _present(snapshot: AgentSnapshot) -> _Present:
 
 
 def _unreleased_devices(snapshot: AgentSnapshot, key: Key, container: Container) -> HasDevices:
-    """The last share of a GPU claims all of it: the check that it is idle allows no new process there."""
+    """The last share of a GPU claims the whole GPU: a new process would keep it from becoming idle."""
     if container.share is None or _used_by_others(snapshot, key).intersection(container.gpu_uuids):
         return container
     return Devices(container.gpu_uuids)
 
 
 def _restart_after(container: Container, before: PlannedRestart | None, now: float) -> PlannedRestart:
-    """The restart planned for this exit; a new exit gets a longer pause than the one before."""
+    """The restart planned for this exit. Pauses double up to `LONGEST_PAUSE_S` until a run is steady."""
     if before is not None and before.finished_at == container.finished_at:
         return before
     tries = 0 if before is None or ran_s(container) >= STEADY_AFTER_S else before.tries + 1
@@ -323,7 +329,7 @@ def _restart_after(container: Container, before: PlannedRestart | None, now: flo
 
 
 def ran_s(container: Container) -> float:
-    """Seconds that it ran, by the engine's clock; 0 if unknown."""
+    """How long the container ran, in seconds by the engine's clock; 0: unknown."""
     try:
         began = datetime.fromisoformat(container.started_at or "")
         return (datetime.fromisoformat(container.finished_at or "") - began).total_seconds()

@@ -13,12 +13,12 @@ SIGKILLED: Final = 137
 CREATING: Final = Reason(code="creating", message="The container is being created")
 NEVER_BEGAN: Final = Reason(
     code="never_started",
-    message="The container exists, but its process never started, and it may not be retried",
+    message="The container was created, but its process never started, and the start may not be retried",
 )
 
 
 def observed(snapshot: AgentSnapshot) -> list[ObservedInstance]:
-    """Every attempt that is on the node, is being started, waits, or was refused."""
+    """Every attempt that is on the node, is being started, waits, was refused, or has unreleased GPUs."""
     starts = {key for key, work in snapshot.work.items() if work.kind is ActionKind.START}
     keys = {*snapshot.containers, *starts, *snapshot.waiting, *snapshot.refusals, *snapshot.unreleased}
     return [_observed(snapshot, key, snapshot.containers.get(key)) for key in sorted(keys)]
@@ -43,37 +43,37 @@ def _observed(snapshot: AgentSnapshot, key: Key, container: Container | None) ->
     if work is not None and work.kind is ActionKind.START:
         return _without_container(key, Phase.STARTING, snapshot.progress.get(key, CREATING))
     if key in snapshot.unreleased:
-        return _unreleased(snapshot, key)
+        return _observed_unreleased(snapshot, key)
     if container is None:
         if key in snapshot.refusals:
             return _without_container(key, Phase.REFUSED, snapshot.refusals[key])
         return _without_container(key, Phase.STARTING, snapshot.waiting[key])
-    return _with_container(snapshot, key, container)
+    return _observed_container(snapshot, key, container)
 
 
-def _unreleased(snapshot: AgentSnapshot, key: Key) -> ObservedInstance:
-    """The container is gone; reported as running until its GPUs are idle, so that they stay allocated."""
+def _observed_unreleased(snapshot: AgentSnapshot, key: Key) -> ObservedInstance:
+    """Reported as live until the GPUs are idle: until then they stay allocated."""
     if key in snapshot.refusals:
         return _without_container(key, Phase.STARTING, CREATING)
-    return _full(replace(snapshot.unreleased[key], status="running"), Phase.RUNNING, None)
+    return _with_container(replace(snapshot.unreleased[key], status="running"), Phase.RUNNING, None)
 
 
-def _with_container(snapshot: AgentSnapshot, key: Key, container: Container) -> ObservedInstance:
+def _observed_container(snapshot: AgentSnapshot, key: Key, container: Container) -> ObservedInstance:
     assignment, work = snapshot.assignments.get(key), snapshot.work.get(key)
     if container.status == "created":
         if assignment is not None and assignment.want == "running" and not assignment.may_start:
-            return _full(container, Phase.EXITED, NEVER_BEGAN)
-        return _full(container, Phase.STARTING, snapshot.waiting.get(key, CREATING))
+            return _with_container(container, Phase.EXITED, NEVER_BEGAN)
+        return _with_container(container, Phase.STARTING, snapshot.waiting.get(key, CREATING))
     if is_live(container):
-        return _full(container, Phase.RUNNING, None)
+        return _with_container(container, Phase.RUNNING, None)
     if key in snapshot.kill_reasons:
-        return _full(container, Phase.EXITED, snapshot.kill_reasons[key])
+        return _with_container(container, Phase.EXITED, snapshot.kill_reasons[key])
     if (work is not None and work.kind is ActionKind.RESTART) or will_restart(assignment, container):
         reason = snapshot.waiting.get(key) or restarting(container, snapshot.restarts.get(key))
-        return _full(container, Phase.STARTING, reason)
-    ended_by_us = key in snapshot.removals or (assignment is not None and assignment.want == "stopped")
+        return _with_container(container, Phase.STARTING, reason)
+    to_be_ended = key in snapshot.removals or (assignment is not None and assignment.want == "stopped")
     by_engine = key in snapshot.killed_by_engine
-    return _full(container, Phase.EXITED, _end_reason(container, ended_by_us, by_engine))
+    return _with_container(container, Phase.EXITED, _end_reason(container, to_be_ended, by_engine))
 
 
 def restarting(container: Container, planned: PlannedRestart | None) -> Reason:
@@ -84,13 +84,14 @@ def restarting(container: Container, planned: PlannedRestart | None) -> Reason:
     return Reason(code="restarting", message=message)
 
 
-def _end_reason(container: Container, ended_by_us: bool, killed_by_engine: bool) -> Reason | None:
+def _end_reason(container: Container, to_be_ended: bool, killed_by_engine: bool) -> Reason | None:
+    """Why the process ended; None: it succeeded, or Mooring was to end it."""
     if container.oom_killed:
         return Reason(code="oom_killed", message="The process used more memory than memory_mib allows")
-    if container.exit_code == 0 or ended_by_us:
+    if container.exit_code == 0 or to_be_ended:
         return None
     if killed_by_engine:
-        message = "The container engine of the node restarted and ended the container"
+        message = "The node's container engine restarted, which ended the container"
         return Reason(code="runtime_restarted", message=message)
     if container.exit_code == SIGKILLED:
         return Reason(code="killed", message="The process was killed (SIGKILL), not by Mooring")
@@ -104,7 +105,7 @@ def _without_container(key: Key, phase: Phase, reason: Reason) -> ObservedInstan
     return ObservedInstance(instance_id=key[0], attempt=key[1], phase=phase, reason=reason)
 
 
-def _full(container: Container, phase: Phase, reason: Reason | None) -> ObservedInstance:
+def _with_container(container: Container, phase: Phase, reason: Reason | None) -> ObservedInstance:
     ended = container.status in ENDED
     return ObservedInstance(
         instance_id=container.instance_id,

@@ -22,7 +22,7 @@ class ActionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """An action in progress, or one that has ended and that no listing shows yet."""
+    """An action in progress, or one whose result no listing shows yet."""
 
     kind: ActionKind
     gpu_uuids: tuple[str, ...] = ()
@@ -42,11 +42,11 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRestart:
-    """A restart by the user's policy: of which exit, after how many recent restarts, and when."""
+    """A restart by the user's policy."""
 
-    finished_at: str | None
-    tries: int
-    pause_s: int
+    finished_at: str | None  # of the exit that it follows
+    tries: int  # earlier restarts since the last steady run
+    pause_s: int  # before the restart
     due: float
 
 
@@ -65,7 +65,7 @@ class AgentSnapshot:
     pauses: Mapping[Key, Pause] = field(default_factory=dict)
     restarts: Mapping[Key, PlannedRestart] = field(default_factory=dict)
     unreleased: Mapping[Key, Container] = field(default_factory=dict)  # ended, their GPUs not yet idle
-    kill_reasons: Mapping[Key, Reason] = field(default_factory=dict)  # why the agent kills them
+    kill_reasons: Mapping[Key, Reason] = field(default_factory=dict)  # containers to kill, or killed
     killed_by_engine: Set[Key] = frozenset()  # ended when the engine restarted
-    stop_sent_at: Mapping[Key, float] = field(default_factory=dict)  # when the stop signal was sent
+    stop_sent_at: Mapping[Key, float] = field(default_factory=dict)
     problem: Reason | None = None  # why nothing may be started on this node

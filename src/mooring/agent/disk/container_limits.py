@@ -1,4 +1,4 @@
-"""Disk limits of a container, as parts of "create container". Pure.
+"""Disk limits of a container, as parts of the request that creates it. Pure.
 
 The storage driver limits the container's own layer (`StorageOpt`), but not the anonymous volumes of images.
 Each volume is masked by a tmpfs, whose pages count as the container's memory.
@@ -13,7 +13,7 @@ from mooring.core.instance.state import Reason
 
 MAX_VOLUMES: Final = 16
 _MAX_PATH_LENGTH: Final = 255
-# runc mounts these itself: a volume there breaks the container or hides its confinement.
+# runc mounts these itself: a tmpfs there would break the container, or hide what confines it.
 _KERNEL_PATHS: Final = ("/proc", "/sys", "/dev")
 _MIB: Final = 2**20
 
@@ -33,7 +33,7 @@ def storage_options(
 
 
 def file_size_limits(disk_mib: int | None, memory_mib: int, *, enforced: bool) -> list[dict[str, Any]]:
-    """Return the limit of file sizes, if disk is limited.
+    """Return `Ulimits`: the limit of file sizes, if there is a disk limit and the engine enforces it.
 
     /etc/hosts, /etc/hostname and /etc/resolv.conf are writable files of the host outside the container's
     layer: no storage driver limits them. Files in memory (/dev/shm) may be as large as the memory.
@@ -58,13 +58,13 @@ def volume_masks(
     paths = sorted({_normalized(image, volume) for volume in volumes} - set(taken))
     if len(paths) > MAX_VOLUMES:
         raise _rejection(image, f"{len(paths)} volumes (the limit is {MAX_VOLUMES})")
-    # `exec`, as on a volume. The memory limit applies to the sum of all.
+    # `exec`: a volume allows it too. The container's memory limit applies to the sum of all.
     options = f"rw,nosuid,nodev,exec,mode=1777,size={max(1, memory_mib // 2)}m"
     return dict.fromkeys(paths, options)
 
 
 def _normalized(image: str, volume: str) -> str:
-    """Return the path as the engine normalizes it. Raises StartRefused: it cannot be masked."""
+    """Return the path as the engine normalizes it. Raises StartRefused if the path cannot be masked."""
     if not volume.startswith("/") or len(volume) > _MAX_PATH_LENGTH or not volume.isprintable():
         raise _rejection(image, "a volume whose path is not absolute, too long, or not printable")
     path = "/" + posixpath.normpath(volume).lstrip("/")

@@ -24,7 +24,7 @@ from mooring.core.disk import DiskFacts
 
 @dataclass(frozen=True, slots=True)
 class DiskSettings:
-    """The operator's settings. By default, `usage` is in memory only."""
+    """The operator's settings, and the usage of images, which is by default in memory only."""
 
     policy: DiskPolicy = field(default_factory=DiskPolicy)
     max_image_mib: int = MAX_IMAGE_MIB
@@ -68,7 +68,7 @@ class Disk:
         keeper.limits = PullLimits(settings.max_image_mib, self._space, settings.policy, make_room)
 
     def measure(self, info: Mapping[str, Any]) -> DiskFacts | None:
-        """Return the facts for a report. Called every few seconds, so it also starts image sweeps.
+        """Return the facts for the node's report. Called every few seconds, so it also starts image cleanup.
 
         Raises:
             RuntimeUnavailable: the engine does not answer.

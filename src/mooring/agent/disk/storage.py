@@ -1,11 +1,10 @@
 """The disk of the engine: its size, and whether the engine limits the size of containers.
 
-A probe determines the latter: overlay2 needs xfs mounted with pquota, and an engine that does not know the
-option may ignore it. The probe creates containers, which never start, with an invalid and a valid size.
+Limits are probed: overlay2 enforces them only on xfs mounted with pquota, and an engine that does not know
+the option may ignore it. The probe creates containers of an invalid and of a valid size, and starts neither.
 """
 
 import io
-import logging
 import secrets
 import shutil
 import tarfile
@@ -29,8 +28,6 @@ _MAX_RESERVED_MIB: Final = 200 * _GIB_IN_MIB
 
 Info = Mapping[str, Any]
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class DiskPolicy:
@@ -40,16 +37,15 @@ class DiskPolicy:
     low_mib: int | None = None
 
     def allocatable_mib(self, total_mib: int) -> int:
-        """Return the size allocatable to instances. The rest is for images, logs and the system."""
+        """Return how many MiB instances may be allocated. The rest is for images, logs and the system."""
         reserved = min(total_mib // 5, _MAX_RESERVED_MIB) if self.reserved_mib is None else self.reserved_mib
         return max(0, total_mib - reserved)
 
     def low(self, total_mib: int) -> int:
-        """Return the available size below which the node is under disk pressure and pulls are aborted."""
+        """Return the free MiB below which the node is under disk pressure and pulls are aborted."""
         if self.low_mib is not None:
             return self.low_mib
-        fraction = max(total_mib // 20, 2 * _GIB_IN_MIB)
-        return min(fraction, 20 * _GIB_IN_MIB, total_mib // 10)
+        return min(max(total_mib // 20, 2 * _GIB_IN_MIB), 20 * _GIB_IN_MIB, total_mib // 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +58,7 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class DiskLimits:
-    """The result of the probe; `why_not` has the engine's error."""
+    """The result of the probe; `why_not` says why limits are not enforced."""
 
     enforced: bool
     why_not: str = ""
@@ -70,7 +66,7 @@ class DiskLimits:
 
 @dataclass(frozen=True, slots=True)
 class DiskReport:
-    """The facts of the disk; `space` is None if the agent cannot see the filesystem."""
+    """All facts of the disk; `space` is None if the agent cannot see the filesystem."""
 
     root: str
     driver: str
@@ -121,16 +117,18 @@ class EngineStorage:
 
     def report(self, info: Info, images_mib: int) -> DiskReport:
         """Return all facts. Raises RuntimeUnavailable: the engine does not answer."""
-        limits, space = self.limits(info), self.space()
+        limits = self.limits(info)  # also sets the directory for `space`
+        space = self.space()
         low_mib = self.policy.low(space.total_mib) if space else 0
-        return DiskReport(self._root or "", *driver_of(info), limits, space, images_mib, low_mib)
+        driver, filesystem = driver_of(info)
+        return DiskReport(self._root or "", driver, filesystem, limits, space, images_mib, low_mib)
 
     def space(self) -> Space | None:
-        """Return the space of the last probed engine's filesystem; None if the agent cannot see it."""
+        """Return the space of the engine's filesystem; None before `limits`, or if it cannot be seen."""
         return self._measure(self._root) if self._root else None
 
     def limits(self, info: Info) -> DiskLimits:
-        """Return whether the engine limits the size of containers; probed every `PROBE_EVERY_S`.
+        """Return whether the engine limits the size of containers. It is probed again after `PROBE_EVERY_S`.
 
         Raises:
             RuntimeUnavailable: the engine does not answer.

@@ -20,26 +20,26 @@ from mooring.agent.runtime import RuntimeUnavailable
 
 Document = dict[str, Any]
 
-# The newest API that this code was written for. Newer engines support it too, so an upgrade of Docker does
-# not change their answers.
+# The newest version of the API that this code was written for. It is used with newer engines too, so that an
+# upgrade of Docker does not change their answers.
 NEWEST_API = "1.51"
-_OLDEST_API = "1.41"
-# A start runs the NVIDIA hooks, which take seconds if the driver is not loaded.
-_START_TIMEOUTS = 6
+_OLDEST_API = "1.41"  # of the client that asks for the engine's version
+# A start may take this multiple of the timeout: the NVIDIA hooks take seconds if the driver is not loaded.
+_START_TIMEOUT_FACTOR = 6
 _POOL_SIZE = 64
 
 
 class Engine:
-    """One engine. It connects at the first call, so an agent may start before its engine.
+    """A client of one engine. Connects at the first request, so an agent may start before its engine.
 
-    Every method may raise RuntimeUnavailable, and EngineRefused for an error response.
+    Every request may raise RuntimeUnavailable, and EngineRefused for an error response.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None, timeout_s: int = 10) -> None:
         self._environment = dict(environment) if environment is not None else None
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._control: APIClient | None = None
+        self._default: APIClient | None = None
         self._streaming: APIClient | None = None
         self._streams: weakref.WeakSet[ByteStream] = weakref.WeakSet()
         self._closed = False
@@ -66,8 +66,8 @@ class Engine:
         return {str(image["Id"]) for image in self.images()}
 
     def image_ids_in_use(self) -> set[str]:
-        """Return the images of all containers of the engine, in any state, including foreign ones."""
-        with engine_call("list"):
+        """Return the ids of the images of all containers, in any state, including foreign containers."""
+        with engine_call("list containers"):
             return {str(each["ImageID"]) for each in self._client().containers(all=True)}
 
     def import_image(self, archive: bytes, reference: str) -> None:
@@ -79,13 +79,13 @@ class Engine:
         with engine_call("remove image"):
             _untyped(self._client()).remove_image(reference)
 
-    def ask_registry(self, image: str, headers: Mapping[str, str]) -> str:
-        """Return the digest of an image in its registry. The engine sends the request.
+    def registry_digest(self, image: str, headers: Mapping[str, str]) -> str:
+        """Return the digest of an image in its registry. The engine contacts the registry.
 
         Raises:
-            EngineRefused: the registry denied access, or cannot be reached.
+            EngineRefused: the registry denied access, has no such image, or cannot be reached.
         """
-        with engine_call("ask a registry"):
+        with engine_call("inspect image in registry"):
             client = self._client()
             url = self._url(client, f"/distribution/{image}/json")
             response = client.get(url, headers=dict(headers))
@@ -100,20 +100,15 @@ class Engine:
     def start(self, container: str) -> None:
         with engine_call("start"):
             client = self._client()
-            self._check(
-                client,
-                client.post(
-                    self._url(client, f"/containers/{container}/start"),
-                    timeout=self._timeout_s * _START_TIMEOUTS,
-                ),
-            )
+            url = self._url(client, f"/containers/{container}/start")
+            self._check(client, client.post(url, timeout=self._timeout_s * _START_TIMEOUT_FACTOR))
 
     def container(self, container: str) -> Document:
         with engine_call("inspect"):
             return cast(Document, self._client().inspect_container(container))
 
     def containers(self, label: str) -> list[Document]:
-        with engine_call("list"):
+        with engine_call("list containers"):
             return list(self._client().containers(all=True, filters={"label": [label]}))
 
     def kill(self, container: str, signal: str = "SIGKILL") -> None:
@@ -121,7 +116,7 @@ class Engine:
             self._client().kill(container, signal)
 
     def limit_cpus(self, container: str, cpus: int) -> None:
-        """Change the CPU limit of a running container. The library's own call lacks this argument."""
+        """Change the CPU limit of a running container. Docker's library has no call for `NanoCpus`."""
         with engine_call("update"):
             client = self._client()
             url = self._url(client, f"/containers/{container}/update")
@@ -180,12 +175,10 @@ class Engine:
             client = self._client(streaming=True)
             url = self._url(client, path)
             timeout = (self._timeout_s, headers_in_s)
-            return self._without_timeout(
-                client,
-                client.request(
-                    method, url, params=params, json=json, headers=headers, stream=True, timeout=timeout
-                ),
+            response = client.request(
+                method, url, params=params, json=json, headers=headers, stream=True, timeout=timeout
             )
+            return self._without_timeout(client, response)
 
         stream = ByteStream(request)
         with self._lock:
@@ -205,29 +198,29 @@ class Engine:
             stream.close()
 
     def forget_version(self) -> None:
-        """Negotiate the version again at the next call: the engine may have been upgraded."""
+        """Negotiate the API version again at the next request: the engine may have been upgraded."""
         with self._lock:
             self._forget_clients()
 
     def _forget_clients(self) -> None:
-        for client in (self._control, self._streaming):
+        for client in (self._default, self._streaming):
             if client is not None:
                 client.close()
-        self._control = self._streaming = None
+        self._default = self._streaming = None
 
     def _client(self, *, streaming: bool = False) -> APIClient:
         with self._lock:
             if self._closed:
                 raise RuntimeUnavailable("the agent has closed its connection to the container engine")
-            if self._control is None or self._streaming is None:
+            if self._default is None or self._streaming is None:
                 version = self._negotiate()
-                self._control = self._connect(version)
+                self._default = self._connect(version)
                 # A separate pool, so that followed logs do not use all connections that a kill needs.
                 self._streaming = self._connect(version)
-            return self._streaming if streaming else self._control
+            return self._streaming if streaming else self._default
 
     def _negotiate(self) -> str:
-        # The library's "auto" sends its request in the constructor, before `share_connections`.
+        # Docker's library negotiates in the client's constructor, before `share_connections`.
         client = self._connect(_OLDEST_API)
         try:
             newest = str(client.version(api_version=False)["ApiVersion"])
@@ -262,9 +255,29 @@ class Engine:
 
 
 def is_gone(refusal: EngineRefused) -> bool:
-    """Return whether the error of a stop or remove means that nothing is left to do."""
+    """Return whether a failed stop or remove has nothing left to do."""
     return refusal.status == 404 or "already in progress" in refusal.message
 
 
-def _untyped(client: APIClient) -> Any:  # what its stubs leave out
+def remove_container(engine: Engine, container: str, *, force: bool) -> None:
+    """Remove a container. Succeeds if it does not exist, or is being removed."""
+    try:
+        engine.remove(container, force=force)
+    except EngineRefused as refusal:
+        if not is_gone(refusal):
+            raise
+
+
+def find_network(engine: Engine, name: str) -> Document | None:
+    try:
+        found = engine.network(name)
+    except EngineRefused as refusal:
+        if refusal.status == 404:
+            return None
+        raise
+    # The engine also finds a network by the beginning of its id.
+    return found if found["Name"] == name else None
+
+
+def _untyped(client: APIClient) -> Any:  # for members that the stubs of Docker's library omit
     return client

@@ -1,8 +1,9 @@
-"""Detects that a container's command was not found, if its first process is Docker's `docker-init`.
+"""Detects that a container's command could not be run, if its first process is Docker's `docker-init`.
 
-docker-init reaps zombies and forwards SIGTERM. Without it, the program is process 1: if it does not handle
-SIGTERM, the signal has no effect, and a stop takes the whole grace period. But with it, the engine reports a
-successful start even if the command does not exist; the container then exits with 127, as a shell does.
+docker-init reaps zombies and forwards SIGTERM. Without docker-init, the command is process 1: unless it
+handles SIGTERM, the signal has no effect, and a stop takes the whole grace period. But with docker-init, the
+engine reports a successful start even if the command cannot be run. The container then exits with 127 if the
+command does not exist, and otherwise with 126, as a shell does.
 """
 
 import logging
@@ -15,29 +16,32 @@ from mooring.agent.docker.errors import start_failure
 from mooring.agent.docker.streams import Demultiplexer
 from mooring.core.instance.state import Reason
 
-_NOT_FOUND_CODES = {126, 127}
+_NOT_RUN_CODES = {126, 127}
 _POLL_S = 0.001
-# docker-init starts the command within 5 ms on an idle machine, and within more than 0.3 s on a busy one.
-_PATIENCE_S = 3.0
-_ENGINE_NOTICES_S = 5.0
+# docker-init takes 5 ms to start the command on an idle machine, and more than 0.3 s on a busy one.
+_STARTED_WITHIN_S = 3.0
+_END_NOTICED_WITHIN_S = 5.0
 _FATAL = re.compile(r"\[FATAL +tini \(\d+\)\] (exec .* failed: .*)")
 
 log = logging.getLogger(__name__)
 
 
 def ended_at_once(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Wait until docker-init has started the command. Return whether docker-init ended instead."""
+    """Wait until docker-init has started the command. Return whether docker-init ended instead.
+
+    False if that is unknown. `pid` is docker-init's on the host; 0 if the engine has seen its end.
+    """
     if not (proc / "thread-self" / "children").exists():
-        return False  # unknown: a kernel without CONFIG_PROC_CHILDREN
-    until = time.monotonic() + _PATIENCE_S
+        return False  # the kernel has no CONFIG_PROC_CHILDREN
+    until = time.monotonic() + _STARTED_WITHIN_S
     while time.monotonic() < until:
         if pid == 0 or _has_ended(pid, proc):
             return True
         try:
-            if _runs_something_else(pid, proc):
+            if _child_runs_another_program(pid, proc):
                 return False
         except PermissionError:
-            return False  # unknown: the agent may not read it
+            return False
         except OSError:
             log.debug("process %s or its child ended while it was read", pid)
         time.sleep(_POLL_S)
@@ -50,7 +54,7 @@ def why_not_run(engine: Engine, inspected: Document, command: list[str]) -> Reas
     Raises:
         RuntimeUnavailable: the engine does not answer.
     """
-    if inspected["State"]["ExitCode"] not in _NOT_FOUND_CODES:
+    if inspected["State"]["ExitCode"] not in _NOT_RUN_CODES:
         return None
     match = _FATAL.search(_stderr_tail(engine, inspected["Id"]))
     return start_failure(match.group(1), command) if match else None
@@ -58,7 +62,7 @@ def why_not_run(engine: Engine, inspected: Document, command: list[str]) -> Reas
 
 def wait_for_end(engine: Engine, container_id: str) -> None:
     """Wait until the engine has noticed the end of the container's process."""
-    engine.wait(container_id, _ENGINE_NOTICES_S)
+    engine.wait(container_id, _END_NOTICED_WITHIN_S)
 
 
 def _has_ended(pid: int, proc: Path) -> bool:
@@ -68,21 +72,21 @@ def _has_ended(pid: int, proc: Path) -> bool:
         return True
 
 
-def _runs_something_else(pid: int, proc: Path) -> bool:
-    """Return whether the process has a child that runs another program.
+def _child_runs_another_program(pid: int, proc: Path) -> bool:
+    """Return whether a child of the process runs another program than the process itself.
 
-    The program of the process itself is read last. Until runc has replaced itself by docker-init,
-    the process is runc, which has no children.
+    The process is runc, which has no children, until it executes docker-init. Its own program is read last:
+    read first, it could be runc, and a child that is still docker-init would run another program.
 
     Raises:
-        OSError: one of them has ended, or may not be read.
+        OSError: a process has ended, or may not be read.
     """
     children = (proc / str(pid) / "task" / str(pid) / "children").read_text().split()
-    programs = {_program(int(child), proc) for child in children}
-    return bool(programs - {_program(pid, proc)}) if programs else False
+    programs = {_program_id(int(child), proc) for child in children}
+    return bool(programs - {_program_id(pid, proc)}) if programs else False
 
 
-def _program(pid: int, proc: Path) -> tuple[int, int]:
+def _program_id(pid: int, proc: Path) -> tuple[int, int]:
     found = (proc / str(pid) / "exe").stat()
     return found.st_dev, found.st_ino
 

@@ -2,10 +2,10 @@
 
     <data directory>/containers.json    {"<container id>": {"instance_id": …, "gpu_uuids": […], …}, …}
 
-Docker merges the labels of an image into those of its containers, so the author of an image could write what
-the agent read from labels. An entry is on disk before its container starts. The file is replaced as a whole,
-and entries of containers that no longer exist are removed. If the file is damaged, the records are derived
-again (`derive.py`), and completed from the control plane's next answer.
+Labels would not do: Docker merges the labels of an image into those of its containers, so the author of an
+image could forge them. An entry is on disk before its container starts. The file is replaced as a whole, and
+entries of containers that no longer exist are removed. If the file is damaged, the records are derived again
+(`derive.py`), and completed from the control plane's next answer.
 """
 
 import json
@@ -17,14 +17,14 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mooring.agent.decide.device_claims import Share, devices_of
-from mooring.agent.docker.create import HOST_NETWORK, attached_to, spec_hash
+from mooring.agent.docker.create import HOST_NETWORK, network_of, spec_hash
 from mooring.agent.sync.identity import StateDirectory
 from mooring.core.instance.spec import SecretReference
 from mooring.schemas.agent import Assignment
 
 FILE: Final = "containers.json"
 MAX_RECORDS: Final = 4096
-_MOST_FILE_BYTES: Final = 256 * 2**20
+_MAX_FILE_BYTES: Final = 256 * 2**20
 
 log = logging.getLogger(__name__)
 
@@ -33,44 +33,45 @@ class TooManyContainersError(Exception):
     """The file of records is full."""
 
 
-class _Part(BaseModel):
+class _FileModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class ShareRecord(_Part):
+class ShareRecord(_FileModel):
     isolation: Literal["mps", "shared"]
     milli: int
     memory_mib: int
 
 
-class HostPort(_Part):
-    """A port that a container on its host's network listens on."""
+class HostPort(_FileModel):
+    """A port of the node that a container on the node's network listens on."""
 
     port: Annotated[int, Field(ge=1, le=65_535)]
     protocol: Literal["tcp", "udp"]
 
 
-class ContainerRecord(_Part):
-    """One container. If `secret_env` is None, the secret variables are unknown, and all count as secret."""
+class ContainerRecord(_FileModel):
+    """What the agent knows of a container that it created."""
 
     control_plane_id: str
     instance_id: str
     attempt: int
     project_id: str
-    spec: str
+    spec: str  # its hash
     image_digest: str | None = None
     gpu_uuids: tuple[str, ...] = ()
-    cards: tuple[str, ...] = ()
+    cards: tuple[str, ...] = ()  # the GPUs of the MIG devices in `gpu_uuids`
     share: ShareRecord | None = None
     group_id: str | None = None
     host_ports: tuple[HostPort, ...] = ()
-    secret_env: tuple[str, ...] | None = ()
+    secret_env: tuple[str, ...] | None = ()  # names of secret variables; None: unknown, all count as secret
 
     @classmethod
     def of(cls, assignment: Assignment, image_digest: str | None, control_plane_id: str) -> Self:
         devices, env, group = devices_of(assignment), assignment.spec.env, assignment.group
         share = devices.share
-        on_host = attached_to(assignment) == HOST_NETWORK
+        host_ports = assignment.spec.ports if network_of(assignment) == HOST_NETWORK else ()
+        secret_env = (name for name, value in env.items() if isinstance(value, SecretReference))
         return cls(
             control_plane_id=control_plane_id,
             instance_id=assignment.instance_id,
@@ -84,13 +85,8 @@ class ContainerRecord(_Part):
             if share
             else None,
             group_id=group.group_id if group else None,
-            host_ports=tuple(
-                HostPort(port=port.container, protocol=port.protocol)
-                for port in (assignment.spec.ports if on_host else ())
-            ),
-            secret_env=tuple(
-                sorted(name for name, value in env.items() if isinstance(value, SecretReference))
-            ),
+            host_ports=tuple(HostPort(port=port.container, protocol=port.protocol) for port in host_ports),
+            secret_env=tuple(sorted(secret_env)),
         )
 
     @property
@@ -101,7 +97,7 @@ class ContainerRecord(_Part):
 
 
 class ContainerRecords:
-    """The records of one node, which `save` writes to disk. Any thread may call it."""
+    """The records of one node, saved with `save`. Thread-safe."""
 
     def __init__(self, saved: bytes | None = None, save: Callable[[bytes], None] = lambda _: None) -> None:
         self._lock = threading.Lock()
@@ -136,9 +132,9 @@ class ContainerRecords:
             self._replace({**self._records, container_id: record})
 
     def forget(self, container_ids: Collection[str]) -> None:
-        """Remove the records of removed containers. A failed write is retried at the next list."""
+        """Delete the records of removed containers. After a failed write, the next call deletes them."""
         with self._lock:
-            kept = {known: record for known, record in self._records.items() if known not in container_ids}
+            kept = {each: record for each, record in self._records.items() if each not in container_ids}
             if len(kept) == len(self._records):
                 return
             try:
@@ -158,7 +154,7 @@ class ContainerRecords:
 def _parsed(saved: bytes) -> dict[str, ContainerRecord]:
     """Return the valid entries. The others are derived again, like those of a lost file."""
     try:
-        content = json.loads(saved) if len(saved) <= _MOST_FILE_BYTES else None
+        content = json.loads(saved) if len(saved) <= _MAX_FILE_BYTES else None
     except (ValueError, RecursionError):
         content = None
     if isinstance(content, dict):

@@ -1,7 +1,7 @@
 """Converts an assignment to the body of the engine's "create container". Pure, and an allow-list (R6).
 
-Containers get nothing that is not listed here: no bind mounts except the two of MPS for a share, no devices,
-no privileges, and no host namespace except the network's, for groups of projects that an admin allowed to.
+Containers get nothing that is not listed here: no bind mounts but those of MPS for a share, no devices but
+assigned GPUs, no privileges, and no host namespace but the network's, for groups of projects with permission.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ from mooring.core.instance.state import Reason
 from mooring.core.paths import is_kernel_path, normal_path
 from mooring.schemas.agent import Assignment
 
-LABEL = "mooring."
-INSTANCE, ATTEMPT, GPUS = f"{LABEL}instance", f"{LABEL}attempt", f"{LABEL}gpus"
-SPEC, CONTROL_PLANE, IMAGE = f"{LABEL}spec", f"{LABEL}control_plane", f"{LABEL}image"
-PROJECT = f"{LABEL}project"
-GROUP = f"{LABEL}group"
+LABEL_PREFIX = "mooring."
+INSTANCE_LABEL, ATTEMPT_LABEL = "mooring.instance", "mooring.attempt"
+PROJECT_LABEL, GROUP_LABEL = "mooring.project", "mooring.group"
+SPEC_LABEL, GPUS_LABEL, IMAGE_LABEL = "mooring.spec", "mooring.gpus", "mooring.image"
+CONTROL_PLANE_LABEL = "mooring.control_plane"
 
 CDI_KIND = "nvidia.com/gpu"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
@@ -33,12 +33,13 @@ BRIDGE_PREFIX = "mr-"  # of network interfaces; the firewall's rules match it
 RUNC = "runc"
 
 HOST_NETWORK = "host"
-OVERLAY_PREFIX = "mooring-"
-# The default interfaces of the libraries that train on several nodes. Without them, NCCL uses all interfaces,
-# and Gloo the one of the container's host name.
-_INTERFACES: Mapping[str, Mapping[str, str]] = {
+NETWORK_PREFIX = "mooring-"  # of the networks of projects and groups
+# By a group's network: which interface NCCL and Gloo use between nodes, unless the user sets the variable. By
+# default NCCL uses all interfaces, and Gloo the interface that the container's host name resolves to.
+_INTERFACE_ENV: Mapping[str, Mapping[str, str]] = {
     # The overlay is a member's first interface; the second, which Docker adds, leads out of the node.
     "overlay": {"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0"},
+    # `^`: all but those with one of these prefixes.
     "host": {"NCCL_SOCKET_IFNAME": f"^lo,docker,br-,veth,{BRIDGE_PREFIX}"},
 }
 
@@ -71,24 +72,24 @@ DEVICE_ENV = {
     "NVIDIA_NVSWITCH",
     "NVIDIA_GDRCOPY",
 }
-# Variables that only Mooring may set.
+# Prefixes of variables that no image may set.
 DEVICE_ENV_PREFIXES = ("DOCKER_RESOURCE_", "CUDA_MPS_", "MOORING_")
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerLimits:
-    """The limits that are the same for every container."""
+    """The limits and the runtime that all containers have."""
 
     pids: int = 4096
     open_files: int = 65_536
     log_max_size: str = "50m"
     log_max_files: int = 3
-    runtime: str = RUNC  # R14: the operator may choose a stronger one, such as runsc
+    runtime: str = RUNC  # R14: the operator may choose one that isolates better, such as runsc
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A local image. Containers run `id`; users see `digest`, which is None if it was never in a registry."""
+    """An image on the node. Containers run `id`; users see `digest`: None for one that was in no registry."""
 
     id: str
     digest: str | None
@@ -103,7 +104,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """The features of an engine."""
+    """What an engine and its node support."""
 
     cdi_devices: frozenset[str] = frozenset()  # qualified names, as `docker info` lists them
     has_init: bool = True
@@ -116,9 +117,9 @@ class Abilities:
 def abilities_of(
     info: Mapping[str, Any], *, simulated_gpus: bool, mps: Mps | None = None, disk_limits: bool = False
 ) -> Abilities:
-    """Return the features of an engine from its `docker info`."""
+    """Return the abilities of an engine; `info` is its `docker info`."""
     devices = [device.get("ID", "") for device in info.get("DiscoveredDevices") or []]
-    # "N/A": docker-init (Debian: package tini) is not installed, and a start with it would fail.
+    # "N/A": docker-init (Debian: package tini) is not installed, and a start with `Init` would fail.
     init_commit = (info.get("InitCommit") or {}).get("ID")
     return Abilities(
         cdi_devices=frozenset(device for device in devices if device.startswith(f"{CDI_KIND}=")),
@@ -131,17 +132,17 @@ def abilities_of(
 
 
 def container_name(instance_id: str, attempt: int) -> str:
-    """Return the name, which is the same for every try of one attempt, so that no create is repeated."""
+    """Return the name, which is unique to the attempt: a repeated create fails, and adds no container."""
     return f"mooring-{instance_id}-{attempt}"
 
 
 def network_name(project_id: str) -> str:
     """Return the name of a project's network on each node."""
-    return f"mooring-{project_id}"
+    return f"{NETWORK_PREFIX}{project_id}"
 
 
 def bridge_name(project_id: str, control_plane_id: str) -> str:
-    """Return the name of the network's interface: 15 characters, the kernel's maximum."""
+    """Return the interface name of a project's network: 15 characters, the kernel's maximum."""
     return BRIDGE_PREFIX + hashlib.sha256(f"{control_plane_id}/{project_id}".encode()).hexdigest()[:12]
 
 
@@ -170,14 +171,14 @@ def container_config(
     }
 
 
-def attached_to(assignment: Assignment) -> str:
+def network_of(assignment: Assignment) -> str:
     """Return the one network of the container.
 
-    A member of a group with an overlay has no second network: Docker would attach two in any order, which
-    decides which interface is first, and which address the container's host name has.
+    A member of a group with an overlay has no second network: Docker would attach the two in any order, which
+    decides which interface is first, and to which address the container's host name resolves.
 
     Raises:
-        StartRefused: the control plane sent no name of an overlay, or an invalid one.
+        StartRefused: the group has an overlay, but the control plane sent no name of it, or an invalid one.
     """
     group = assignment.group
     if group is None or group.network == "bridge":
@@ -185,18 +186,18 @@ def attached_to(assignment: Assignment) -> str:
     if group.network == "host":
         return HOST_NETWORK
     # Any other name could be the engine's `host`, or a foreign network.
-    if not (group.overlay_name or "").startswith(OVERLAY_PREFIX):
-        message = f"the control plane named no network of its group: {group.overlay_name}"
+    if not (group.overlay_name or "").startswith(NETWORK_PREFIX):
+        message = f"the control plane sent no valid name of the group's network: {group.overlay_name}"
         raise StartRefused(Reason(code="network_unavailable", message=message))
     return str(group.overlay_name)
 
 
 def environment(assignment: Assignment, image: Image, abilities: Abilities) -> list[str]:
-    """Return the user's variables, then Mooring's. The engine adds the image's others."""
+    """Return the variables to set, and the names of those to remove. The engine adds the image's others."""
     devices = devices_of(assignment)
-    baked = (entry.split("=", 1)[0] for entry in image.env)
-    bad = [name for name in baked if name in DEVICE_ENV or name.startswith(DEVICE_ENV_PREFIXES)]
-    given = {name: value for name, value in assignment.spec.env.items() if isinstance(value, str)}
+    of_image = (entry.split("=", 1)[0] for entry in image.env)
+    forbidden = [name for name in of_image if name in DEVICE_ENV or name.startswith(DEVICE_ENV_PREFIXES)]
+    users = {name: value for name, value in assignment.spec.env.items() if isinstance(value, str)}
     ours = {
         VISIBLE_DEVICES: visible_devices(devices.gpu_uuids, abilities),
         "MOORING_INSTANCE_ID": assignment.instance_id,
@@ -206,22 +207,23 @@ def environment(assignment: Assignment, image: Image, abilities: Abilities) -> l
         ours["MOORING_SIMULATED_GPUS"] = ",".join(devices.gpu_uuids)
     if devices.share and (daemon := _mps_daemon(devices, abilities)):
         ours |= daemon.environment(devices.share)
-    group = assignment.group
-    defaults, rendezvous = (_INTERFACES.get(group.network, {}), group.env) if group else ({}, {})
-    variables = {**defaults, **given, **secret_values(assignment), **rendezvous, **ours}
-    taken_away = [name for name in bad if name not in variables]
-    return [*(f"{name}={value}" for name, value in variables.items()), *taken_away]
+    variables = {**users, **secret_values(assignment)}
+    if group := assignment.group:
+        variables = {**_INTERFACE_ENV.get(group.network, {}), **variables, **group.env}
+    variables |= ours
+    removed = [name for name in forbidden if name not in variables]
+    return [*(f"{name}={value}" for name, value in variables.items()), *removed]
 
 
 def visible_devices(uuids: Sequence[str], abilities: Abilities) -> str:
-    """Return NVIDIA_VISIBLE_DEVICES: always set, as most CUDA images set `all` (R4). CDI needs `void`."""
+    """Return NVIDIA_VISIBLE_DEVICES. Always set, as most CUDA images set `all` (R4). CDI needs `void`."""
     if not uuids or abilities.simulated_gpus or _has_cdi_for(uuids, abilities):
         return NO_DEVICES
     return ",".join(uuids)
 
 
 def device_requests(uuids: Sequence[str], abilities: Abilities) -> list[dict[str, Any]]:
-    """Return requests by UUID (R3): a count selects the first GPUs, and an index may change at a reboot."""
+    """Request GPUs by UUID (R3): a count would select the first GPUs, and an index may change at a reboot."""
     if not uuids or abilities.simulated_gpus:
         return []
     if _has_cdi_for(uuids, abilities):
@@ -241,7 +243,7 @@ def _mps_daemon(devices: Devices, abilities: Abilities) -> Daemon | None:
 
 
 def labels(assignment: Assignment, image: Image, control_plane_id: str) -> dict[str, str]:
-    """Return the labels, which are for people and to find containers; devices are in the agent's records.
+    """Return the labels, by which people and the agent find containers.
 
     Every label is set, possibly to "", so that no label of the image passes for one of Mooring's. The image's
     own labels are set to "", because other programs on the node may act on them.
@@ -250,16 +252,16 @@ def labels(assignment: Assignment, image: Image, control_plane_id: str) -> dict[
     group = assignment.group
     return {
         **dict.fromkeys(image.labels, ""),
-        INSTANCE: assignment.instance_id,
-        ATTEMPT: str(assignment.attempt),
-        f"{LABEL}name": assignment.name,
-        PROJECT: assignment.project_id,
-        f"{LABEL}generation": str(assignment.generation),
-        SPEC: spec_hash(assignment),
-        GPUS: ",".join(devices.gpu_uuids),
-        IMAGE: image.digest or "",
-        CONTROL_PLANE: control_plane_id,
-        GROUP: group.group_id if group else "",
+        INSTANCE_LABEL: assignment.instance_id,
+        ATTEMPT_LABEL: str(assignment.attempt),
+        f"{LABEL_PREFIX}name": assignment.name,
+        PROJECT_LABEL: assignment.project_id,
+        f"{LABEL_PREFIX}generation": str(assignment.generation),
+        SPEC_LABEL: spec_hash(assignment),
+        GPUS_LABEL: ",".join(devices.gpu_uuids),
+        IMAGE_LABEL: image.digest or "",
+        CONTROL_PLANE_LABEL: control_plane_id,
+        GROUP_LABEL: group.group_id if group else "",
         **_labels_of_earlier_releases(assignment),
     }
 
@@ -270,10 +272,10 @@ def _labels_of_earlier_releases(assignment: Assignment) -> dict[str, str]:
     on_host = group is not None and group.network == "host"
     ports = [_port(port.container, port.protocol) for port in assignment.spec.ports] if on_host else []
     return {
-        f"{LABEL}cards": ",".join(devices.parent_gpus),
-        f"{LABEL}share": share_label(devices.share) if devices.share else "",
-        f"{LABEL}host_ports": ",".join(ports),
-        f"{LABEL}secret_env": ",".join(sorted(secret_values(assignment))),
+        f"{LABEL_PREFIX}cards": ",".join(devices.parent_gpus),
+        f"{LABEL_PREFIX}share": share_label(devices.share) if devices.share else "",
+        f"{LABEL_PREFIX}host_ports": ",".join(ports),
+        f"{LABEL_PREFIX}secret_env": ",".join(sorted(secret_values(assignment))),
     }
 
 
@@ -281,35 +283,35 @@ def working_dir(spec: InstanceSpec, image: Image) -> str:
     """Return the working directory; "" is the engine's default.
 
     Raises:
-        StartRefused: it is in a file system of the kernel.
+        StartRefused: the directory is in a file system of the kernel.
     """
-    asked = spec.working_dir or image.working_dir
-    if not asked:
+    requested = spec.working_dir or image.working_dir
+    if not requested:
         return ""
-    path = normal_path(asked)
+    path = normal_path(requested)
     if is_kernel_path(path):
-        whose = "its" if spec.working_dir else "its image's"
-        message = f"{whose} working directory is {path[:100]}, and must not be in /proc, /sys or /dev"
+        source = "instance" if spec.working_dir else "image"
+        message = f"the {source}'s working directory is {path[:100]}; it must not be in /proc, /sys or /dev"
         raise StartRefused(Reason(code="working_dir_unusable", message=message))
     return path
 
 
 def spec_hash(assignment: Assignment) -> str:
-    """Return a hash of the spec without defaults, so that a release with new fields computes the same."""
-    asked = assignment.spec.model_dump(mode="json", exclude_defaults=True)
+    """Return a hash of spec and resources, without defaults: a release with new fields computes the same."""
+    spec = assignment.spec.model_dump(mode="json", exclude_defaults=True)
     devices = devices_of(assignment)
-    given: list[Any] = [list(devices.gpu_uuids), assignment.cpus, assignment.memory_mib]
+    resources: list[Any] = [list(devices.gpu_uuids), assignment.cpus, assignment.memory_mib]
     if devices.share:
-        given.append(share_label(devices.share))
+        resources.append(share_label(devices.share))
     if assignment.disk_mib is not None:
-        given.append({"disk_mib": assignment.disk_mib})
+        resources.append({"disk_mib": assignment.disk_mib})
     if assignment.group is not None:
-        given += [attached_to(assignment), assignment.group.hostname]
-    return hashlib.sha256(json.dumps([asked, given], sort_keys=True).encode()).hexdigest()
+        resources += [network_of(assignment), assignment.group.hostname]
+    return hashlib.sha256(json.dumps([spec, resources], sort_keys=True).encode()).hexdigest()
 
 
 def command_line(spec: InstanceSpec, image: Image) -> list[str]:
-    """Return the command for messages. Docker ignores the image's command if an entrypoint is given."""
+    """Return the command for error messages. Docker ignores the image's command if an entrypoint is given."""
     if spec.entrypoint:
         return [*spec.entrypoint, *(spec.command or ())]
     entrypoint = image.entrypoint if spec.entrypoint is None else ()
@@ -318,15 +320,16 @@ def command_line(spec: InstanceSpec, image: Image) -> list[str]:
 
 def _host_config(assignment: Assignment, abilities: Abilities, limits: ContainerLimits) -> dict[str, Any]:
     spec, devices = assignment.spec, devices_of(assignment)
-    memory, daemon = assignment.memory_mib * 2**20, _mps_daemon(devices, abilities)
+    memory = assignment.memory_mib * 2**20
+    mps_daemon = _mps_daemon(devices, abilities)
     return {
-        # R2: with the default runtime `nvidia`, an image that sets `all` would get every GPU.
+        # R2: if Docker's default runtime is `nvidia`, an image that sets `all` would get every GPU.
         "Runtime": limits.runtime,
         "Privileged": False,
         "CapDrop": ["ALL"],
         "CapAdd": list(CAPABILITIES[assignment.security_profile]),
         "SecurityOpt": ["no-new-privileges:true"],
-        "NetworkMode": attached_to(assignment),
+        "NetworkMode": network_of(assignment),
         "IpcMode": "private",
         "Memory": memory,
         "MemorySwap": memory,  # equal to Memory: no swap
@@ -342,23 +345,23 @@ def _host_config(assignment: Assignment, abilities: Abilities, limits: Container
             "Type": "json-file",
             "Config": {"max-size": limits.log_max_size, "max-file": str(limits.log_max_files)},
         },
-        "RestartPolicy": {"Name": "no"},  # the agent restarts containers, to count and report it
+        "RestartPolicy": {"Name": "no"},  # the agent restarts containers, to count and report restarts
         "Init": abilities.has_init,
         "PortBindings": {
             _port(port.container, port.protocol): [{"HostIp": "", "HostPort": ""}]
             for port in spec.ports
-            if attached_to(assignment) != HOST_NETWORK  # on it, each is a port of the node
+            if network_of(assignment) != HOST_NETWORK  # there, nothing has to be published
         },
         "DeviceRequests": device_requests(devices.gpu_uuids, abilities),
-        **({"Mounts": daemon.mounts()} if daemon else {}),
+        **({"Mounts": mps_daemon.mounts()} if mps_daemon else {}),
     }
 
 
 def _disk(assignment: Assignment, image: Image, abilities: Abilities) -> dict[str, Any]:
-    """Return the disk limits. The image's volumes, which have none, become file systems in memory."""
-    daemon = _mps_daemon(devices_of(assignment), abilities)
-    ours = [str(mount["Target"]) for mount in daemon.mounts()] if daemon else []
-    masks = volume_masks(assignment.spec.image, image.volumes, assignment.memory_mib, ours)
+    """Return the disk limits. File systems in memory replace the image's volumes, which have no limit."""
+    mps_daemon = _mps_daemon(devices_of(assignment), abilities)
+    own_mounts = [str(mount["Target"]) for mount in mps_daemon.mounts()] if mps_daemon else []
+    masks = volume_masks(assignment.spec.image, image.volumes, assignment.memory_mib, own_mounts)
     return {
         **({"Tmpfs": masks} if masks else {}),
         **storage_options(
@@ -371,8 +374,8 @@ def _disk(assignment: Assignment, image: Image, abilities: Abilities) -> dict[st
 
 
 def _networking(assignment: Assignment) -> dict[str, Any]:
-    """Return the container's network, where other containers find it by the instance's and member's name."""
-    network = attached_to(assignment)
+    """Return the container's network and its names there: the instance's, and its host name in a group."""
+    network = network_of(assignment)
     if network == HOST_NETWORK:
         return {}
     names = [assignment.name, *([assignment.group.hostname] if assignment.group else [])]

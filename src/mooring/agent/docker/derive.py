@@ -1,14 +1,14 @@
 """Derives the record of a container that has none. Pure.
 
 Such a container was created by a release without records, or before the file was lost, or by a create whose
-answer did not arrive. Nothing is read from what an image can set:
+answer did not arrive. Nothing is read that an image can set:
 
-- the name and the HostConfig are set by the creator only, and must be as the agent sets them;
-- of the labels, only those that every release has set on every container, which replace those of the image;
-- GPUs are those in `DeviceRequests`; the driver reports the parent GPU of a MIG device.
+- only the creator sets the name and the restrictions in HostConfig, and they must be as the agent sets them;
+- of the labels, only those are read that every release has set on every container, replacing the image's;
+- GPUs are read from `DeviceRequests`, and the driver reports the GPU of a MIG device.
 
-The rest (shares, ports on the host's network, names of secret variables) is missing until the control plane
-sends the assignment with the same spec hash (`Observer.expect`).
+The rest (shares, groups, ports on the host's network, names of secret variables) is missing until the control
+plane sends the assignment with the same spec hash (`Observer.expect`).
 """
 
 import re
@@ -17,40 +17,40 @@ from typing import Any, Final
 
 from mooring.agent.docker.container_records import ContainerRecord
 from mooring.agent.docker.create import (
-    ATTEMPT,
-    CONTROL_PLANE,
-    GPUS,
+    ATTEMPT_LABEL,
+    CONTROL_PLANE_LABEL,
+    GPUS_LABEL,
     HOST_NETWORK,
-    IMAGE,
-    INSTANCE,
-    OVERLAY_PREFIX,
-    PROJECT,
-    SPEC,
+    IMAGE_LABEL,
+    INSTANCE_LABEL,
+    NETWORK_PREFIX,
+    PROJECT_LABEL,
+    SPEC_LABEL,
     container_name,
 )
 from mooring.agent.docker.verify import requested_devices
 
-ParentOf = Callable[[str], str | None]
+ParentOf = Callable[[str], str | None]  # UUID of a MIG device -> UUID of its GPU, if known
 
 _ATTEMPT: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 
 def is_ours(labels: Mapping[str, str], control_plane_id: str | None) -> bool:
-    """Return whether the labels name an instance of this control plane. Any program may set labels."""
+    """Return whether labels name an instance of this control plane. No proof: any program may set labels."""
     return (
         control_plane_id is not None
-        and labels.get(CONTROL_PLANE) == control_plane_id
-        and bool(labels.get(INSTANCE))
-        and _ATTEMPT.fullmatch(labels.get(ATTEMPT, "")) is not None
+        and labels.get(CONTROL_PLANE_LABEL) == control_plane_id
+        and bool(labels.get(INSTANCE_LABEL))
+        and _ATTEMPT.fullmatch(labels.get(ATTEMPT_LABEL, "")) is not None
     )
 
 
 def has_our_name(labels: Mapping[str, str], name: str) -> bool:
-    """Return whether a container is named after the instance in its labels. No image can set the name."""
-    return name.lstrip("/") == container_name(labels[INSTANCE], int(labels[ATTEMPT]))
+    """Return whether a container has the name of the attempt in its labels. No image can set the name."""
+    return name.lstrip("/") == container_name(labels[INSTANCE_LABEL], int(labels[ATTEMPT_LABEL]))
 
 
-def derived(
+def derive_record(
     inspected: Mapping[str, Any], control_plane_id: str | None, parent_of: ParentOf, *, simulated_gpus: bool
 ) -> ContainerRecord | None:
     """Return the record of a container; None if no agent of this control plane created it."""
@@ -63,17 +63,17 @@ def derived(
     if counted:
         return None
     # Simulated GPUs are not in DeviceRequests. Every release has set this label on every container.
-    gpu_uuids = tuple(filter(None, labels.get(GPUS, "").split(","))) if simulated_gpus else requested
-    parents = [parent_of(uuid) for uuid in gpu_uuids]
+    gpu_uuids = tuple(filter(None, labels.get(GPUS_LABEL, "").split(","))) if simulated_gpus else requested
+    parents = tuple(filter(None, map(parent_of, gpu_uuids)))
     return ContainerRecord(
         control_plane_id=control_plane_id,
-        instance_id=labels[INSTANCE],
-        attempt=int(labels[ATTEMPT]),
-        project_id=labels.get(PROJECT, ""),
-        spec=labels.get(SPEC, ""),
-        image_digest=labels.get(IMAGE) or None,
+        instance_id=labels[INSTANCE_LABEL],
+        attempt=int(labels[ATTEMPT_LABEL]),
+        project_id=labels.get(PROJECT_LABEL, ""),
+        spec=labels.get(SPEC_LABEL, ""),
+        image_digest=labels.get(IMAGE_LABEL) or None,
         gpu_uuids=gpu_uuids,
-        cards=tuple(filter(None, parents)) if any(parents) and all(parents) else (),
+        cards=parents if len(parents) == len(gpu_uuids) else (),
         secret_env=None,
     )
 
@@ -85,5 +85,5 @@ def _is_confined(host: Mapping[str, Any]) -> bool:
         not host.get("Privileged")
         and host.get("CapDrop") == ["ALL"]
         and any(option.startswith("no-new-privileges") for option in host.get("SecurityOpt") or ())
-        and (network == HOST_NETWORK or network.startswith(OVERLAY_PREFIX))
+        and (network == HOST_NETWORK or network.startswith(NETWORK_PREFIX))
     )

@@ -1,7 +1,7 @@
-"""Maps failures of the engine to two errors: it is unreachable (outcome unknown), or it returned an error.
+"""Maps failures of the engine to two errors: it does not answer (outcome unknown), or it returned an error.
 
 Docker's library raises four families of exceptions (docker, requests, urllib3, http.client), depending on
-when the daemon dies. `engine_call` converts them. `start_failure` and `pull_failure` explain them to users.
+when the daemon dies. `engine_call` converts them. `start_failure` and `pull_failure` explain returned errors.
 """
 
 import re
@@ -18,7 +18,7 @@ from mooring.core.instance.state import Reason
 
 # A daemon that shuts down or has lost containerd answers 500 with one of these Go errors. Such an answer
 # says nothing about the container.
-_GOING_AWAY = re.compile(
+_SHUTTING_DOWN = re.compile(
     r"context (canceled|deadline exceeded)|transport is closing|client connection is closing"
     r"|code = Unavailable|containerd\.sock|shutting down|error reading from server: EOF",
     re.IGNORECASE,
@@ -27,7 +27,10 @@ MAX_MESSAGE = 500
 
 
 class EngineRefused(RuntimeUnavailable):
-    """The engine returned an error. Callers that cannot interpret it treat the outcome as unknown."""
+    """The engine returned an error. Callers that cannot interpret it treat the outcome as unknown.
+
+    `status` is the HTTP status of the error; 0 if the engine sent none, as in the progress of a pull.
+    """
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"the container engine refused ({status}): {message}")
@@ -36,8 +39,8 @@ class EngineRefused(RuntimeUnavailable):
 
 
 @contextmanager
-def engine_call(what: str) -> Iterator[None]:
-    """Convert any exception of Docker's library into one of two errors.
+def engine_call(call: str) -> Iterator[None]:
+    """Convert any exception of Docker's library into one of two errors, whose message begins with `call`.
 
     Raises:
         EngineRefused: the engine answered with an error.
@@ -47,16 +50,17 @@ def engine_call(what: str) -> Iterator[None]:
         yield
     except APIError as error:
         message = str(error.explanation or error)
-        if _GOING_AWAY.search(message):
-            raise RuntimeUnavailable(f"{what}: the container engine is shutting down: {message}") from error
+        if _SHUTTING_DOWN.search(message):
+            raise RuntimeUnavailable(f"{call}: the container engine is shutting down: {message}") from error
         raise EngineRefused(error.status_code or 0, message) from error
     except (RequestException, HTTPError, HTTPException, DockerException, OSError) as error:
         raise RuntimeUnavailable(
-            f"{what}: the container engine does not answer ({type(error).__name__}: {error})"
+            f"{call}: the container engine does not answer ({type(error).__name__}: {error})"
         ) from error
 
 
-# First match wins. `{what}` is what the engine quoted, `{command}` the program to run.
+# Pattern, code, message; the first match wins. `{name}` is the user, group or program that the engine quoted,
+# or else the program to run. `{engine}` is the engine's message, shortened.
 _START_FAILURES = [
     (
         r"could not select device driver|unresolvable CDI device|CDI device injection failed",
@@ -71,23 +75,23 @@ _START_FAILURES = [
     (
         r"port is already allocated|address already in use",
         "port_in_use",
-        "no free port was found on the node for this instance; start it again",
+        "no free port was found on the node for this instance; start the instance again",
     ),
     (
-        r"unable to find (?:user|group) (?P<what>[^:\s]+)|no matching entries in (?:passwd|group) file",
+        r"unable to find (?:user|group) (?P<name>[^:\s]+)|no matching entries in (?:passwd|group) file",
         "user_not_found",
-        "the image has no user or group {what}",
+        "the image has no user or group {name}",
     ),
     (
         r"exec format error",
         "command_not_executable",
-        "{command} was built for another kind of processor or is not a program",
+        "{name} was built for another kind of processor or is not a program",
     ),
     (
-        r'exec: "(?P<what>[^"]*)": permission denied|exec (?P<what2>\S+) failed: Permission denied'
+        r'exec: "(?P<name>[^"]*)": permission denied|exec (?P<name2>\S+) failed: Permission denied'
         r"|starting container process caused.*permission denied",
         "command_not_executable",
-        "{command} is in the image but may not be executed",
+        "{name} is in the image, but the container has no permission to execute it",
     ),
     (
         r"chdir to cwd|cannot mkdir|working directory|: not a directory",
@@ -95,9 +99,9 @@ _START_FAILURES = [
         "the working directory cannot be used: {engine}",
     ),
     (
-        r'exec: "(?P<what>[^"]*)"|exec (?P<what2>\S+) failed: No such file|executable file not found',
+        r'exec: "(?P<name>[^"]*)"|exec (?P<name2>\S+) failed: No such file|executable file not found',
         "command_not_found",
-        "{command} was not found in the image",
+        "{name} was not found in the image",
     ),
     (
         r"no command specified",
@@ -110,7 +114,7 @@ _START_FAILURES = [
         "the memory limit is too low for the container to start; set a larger `memory_mib`",
     ),
     (
-        # "fully subnetted" since Docker 24; before it "could not find an available, non-overlapping …".
+        # Docker 24 and later say "… have been fully subnetted", earlier releases "… among the defaults …".
         r"address pools? (?:among the defaults|have been fully subnetted)",
         "network_unavailable",
         "the node has no address range left for another project's network; its operator must add to "
@@ -134,7 +138,7 @@ _START_FAILURES = [
     (
         r"no space left on device",
         "node_disk_full",
-        "the node's disk is full; start it again later, or on another node",
+        "the node's disk is full; start the instance again later, or on another node",
     ),
 ]
 
@@ -143,10 +147,9 @@ def start_failure(engine_message: str, command: list[str]) -> Reason:
     """Return the reason shown to users when the engine could not create or start the container."""
     for pattern, code, message in _START_FAILURES:
         if match := re.search(pattern, engine_message, re.IGNORECASE | re.DOTALL):
-            named = match.groupdict()
-            what = named.get("what") or named.get("what2") or (command[0] if command else "the command")
-            text = message.format(what=what, command=what, engine=_brief(engine_message))
-            return Reason(code=code, message=text)
+            quoted = match.groupdict()
+            name = quoted.get("name") or quoted.get("name2") or (command[0] if command else "the command")
+            return Reason(code=code, message=message.format(name=name, engine=_brief(engine_message)))
     return Reason(code="start_failed", message=f"the container did not start: {_brief(engine_message)}")
 
 
@@ -154,19 +157,20 @@ def pull_failure(engine_message: str, image: str, status: int = 0, *, credential
     """Return the reason shown to users when an image could not be pulled.
 
     Args:
+        status: as in `EngineRefused`.
         credentials: whether the project's credentials were sent to the registry.
     """
     if re.search(r"pull access denied|may require 'docker login'", engine_message):
-        whose = "the project's credentials do not give" if credentials else "the node has no"
+        denial = "the project's credentials give no" if credentials else "the node has no"
         return Reason(
             code="image_not_found",
-            message=f"{image} does not exist, or is private and {whose} access to it; check its name",
+            message=f"{image} does not exist, or is private and {denial} access to it; check its name",
         )
     if is_denial(engine_message, status):
         why = (
-            "the registry does not accept the project's credentials, or they give no access to it"
+            "the registry does not accept the project's credentials, or these give no access to the image"
             if credentials
-            else "the registry requires credentials for it"
+            else "the registry requires credentials for this image"
         )
         return Reason(code="image_access_denied", message=f"{image} could not be pulled: {why}")
     if re.search(r"no matching manifest", engine_message):
@@ -180,7 +184,7 @@ def pull_failure(engine_message: str, image: str, status: int = 0, *, credential
     why = (
         "its registry limits how often the node may pull; try again later"
         if "toomanyrequests" in engine_message
-        else "its registry does not answer, or not like a registry"
+        else "its registry does not answer, or returned an unexpected answer"
     )
     return Reason(code="image_pull_failed", message=f"{image} could not be pulled: {why}")
 

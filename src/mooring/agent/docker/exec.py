@@ -11,12 +11,12 @@ from pathlib import Path
 
 from mooring.agent.docker.client import Engine
 from mooring.agent.docker.errors import EngineRefused
-from mooring.agent.docker.streams import ByteStream, Demultiplexer, StreamName
+from mooring.agent.docker.streams import ByteStream, Demultiplexer, StreamName, error_frame
 from mooring.agent.runtime import RuntimeUnavailable
-from mooring.schemas.agent_streams import ExecRequest, StreamError, StreamFrame
+from mooring.schemas.agent_streams import ExecRequest, StreamFrame
 
 _KEEP_ALIVE_S = 10.0
-_RECORDED_WITHIN_S = 2.0  # the engine records pid and exit code some time after the stream shows them
+_RECORDED_WITHIN_S = 2.0  # the engine records the pid after the output begins, the exit code after it ends
 _POLL_S = 0.01
 
 PROC = Path("/proc")
@@ -41,7 +41,7 @@ def exec_frames(
     except EngineRefused as refusal:
         if refusal.status not in {404, 409}:
             raise
-        yield _error("not_running", "the instance is not running; start it first")
+        yield error_frame("not_running", "the instance is not running; start it first")
 
 
 def _run(
@@ -50,9 +50,13 @@ def _run(
     ended = False
     try:
         ended = yield from _output(stream, request)
-        yield StreamFrame(exit_code=_exit_code(engine, exec_id)) if ended else _timed_out(request)
+        if ended:
+            yield StreamFrame(exit_code=_exit_code(engine, exec_id))
+        else:
+            message = f"the command did not end within {request.timeout_s} s and was killed"
+            yield error_frame("exec_timeout", message)
     finally:
-        # Also if the reader closed the iterator: then nothing else would enforce the timeout.
+        # Kill also if the reader closed the iterator: nothing else would enforce the timeout then.
         if not ended:
             with suppress(RuntimeUnavailable):
                 kill_exec(engine, exec_id, container_id)
@@ -79,10 +83,10 @@ class Output:
         self._left = max_bytes
         self._truncated = False
         self._demultiplexer = Demultiplexer()
-        make = codecs.getincrementaldecoder("utf-8")
+        new_decoder = codecs.getincrementaldecoder("utf-8")
         self._decoders: dict[StreamName, codecs.IncrementalDecoder] = {
-            "stdout": make("replace"),
-            "stderr": make("replace"),
+            "stdout": new_decoder("replace"),
+            "stderr": new_decoder("replace"),
         }
 
     def frames(self, chunk: bytes) -> Iterator[StreamFrame]:
@@ -95,15 +99,16 @@ class Output:
             self._truncated = self._truncated or cut
 
     def rest(self) -> Iterator[StreamFrame]:
+        """Yield the replacements of characters that are still incomplete at the end of the output."""
         for stream, decoder in self._decoders.items():
             if not self._truncated and (text := decoder.decode(b"", final=True)):
                 yield StreamFrame(stream=stream, text=text)
 
 
 def kill_exec(engine: Engine, exec_id: str, container_id: str, proc: Path = PROC) -> bool:
-    """Kill the process of an exec and its children. Return whether that was possible.
+    """Kill the process of an exec and its descendants. Return whether that was possible.
 
-    The engine has no call for it, but reports the host's pid, so a privileged agent on the host can do it.
+    The engine has no call for this, but reports the pid on the host, where a privileged agent can kill it.
 
     Raises:
         RuntimeUnavailable: the engine does not report the pid.
@@ -111,9 +116,9 @@ def kill_exec(engine: Engine, exec_id: str, container_id: str, proc: Path = PROC
     pid = _pid_of(engine, exec_id)
     if pid is None:
         return True
-    # First stop all, parents first: a process that forks after its children are listed would leave one.
+    # Stop each process before its children are listed: otherwise it could fork another after that.
     pids = [pid]
-    for parent in pids:
+    for parent in pids:  # and the children that the loop adds
         if not _signal(parent, signal.SIGSTOP, container_id, proc):
             log.warning("the command of exec %s cannot be killed and still runs in its container", exec_id)
             return False
@@ -123,7 +128,7 @@ def kill_exec(engine: Engine, exec_id: str, container_id: str, proc: Path = PROC
 
 
 def _pid_of(engine: Engine, exec_id: str) -> int | None:
-    """Return the pid of a running exec, which may follow its first output; None if it has ended."""
+    """Wait for the engine to record the pid of a running exec. Return it; None if the exec has ended."""
     until = time.monotonic() + _RECORDED_WITHIN_S
     while (state := engine.exec_state(exec_id))["Running"]:
         if state["Pid"]:
@@ -137,7 +142,7 @@ def _pid_of(engine: Engine, exec_id: str) -> int | None:
 def _signal(pid: int, number: signal.Signals, container_id: str, proc: Path) -> bool:
     """Return whether the signal was sent, or the process has ended."""
     try:
-        # Pids are reused, and in the agent's own pid namespace the pid may be another process.
+        # Pids are reused, and if the agent has its own pid namespace, the pid may be another process there.
         if container_id not in (proc / str(pid) / "cgroup").read_text():
             return False
         os.kill(pid, number)
@@ -150,9 +155,8 @@ def _signal(pid: int, number: signal.Signals, container_id: str, proc: Path) -> 
 
 def _children(pid: int, proc: Path) -> list[int]:
     with suppress(OSError):
-        return [
-            int(child) for child in (proc / str(pid) / "task" / str(pid) / "children").read_text().split()
-        ]
+        children = (proc / str(pid) / "task" / str(pid) / "children").read_text()
+        return [int(child) for child in children.split()]
     return []
 
 
@@ -165,11 +169,3 @@ def _exit_code(engine: Engine, exec_id: str) -> int:
         time.sleep(_POLL_S)
     # An engine that shuts down ends the stream while the command still runs.
     raise RuntimeUnavailable("the engine ended the output of a command that has not ended")
-
-
-def _timed_out(request: ExecRequest) -> StreamFrame:
-    return _error("exec_timeout", f"the command did not end within {request.timeout_s} s and was killed")
-
-
-def _error(code: str, message: str) -> StreamFrame:
-    return StreamFrame(error=StreamError(code=code, message=message))

@@ -8,10 +8,10 @@ from typing import Final
 
 from mooring.agent.docker.client import Engine
 from mooring.agent.docker.errors import EngineRefused
-from mooring.agent.docker.streams import ByteStream, Demultiplexer, StreamName
+from mooring.agent.docker.streams import ByteStream, Demultiplexer, StreamName, error_frame
 from mooring.agent.runtime import RuntimeUnavailable
 from mooring.core.text import MAX_LINE_BYTES, clean_line
-from mooring.schemas.agent_streams import LogsRequest, StreamError, StreamFrame
+from mooring.schemas.agent_streams import LogsRequest, StreamFrame
 
 KEEP_ALIVE_S: Final = 10.0
 
@@ -27,7 +27,7 @@ def log_frames(engine: Engine, container_id: str, request: LogsRequest) -> Gener
     try:
         params = _params(request)
     except ValueError:
-        yield _error("bad_since", "since is not a time like 2026-11-21T08:00:00Z")
+        yield error_frame("bad_since", "`since` is not a time like 2026-11-21T08:00:00Z")
         return
     stream = engine.stream("GET", f"/containers/{container_id}/logs", params=params, headers_in_s=10)
     try:
@@ -36,7 +36,7 @@ def log_frames(engine: Engine, container_id: str, request: LogsRequest) -> Gener
     except EngineRefused as refusal:
         if refusal.status not in {404, 409}:
             raise
-        yield _error("not_found", "the container of the instance was removed, and its logs with it")
+        yield error_frame("not_found", "the container of the instance was removed, and its logs with it")
     finally:
         stream.close()
 
@@ -62,6 +62,7 @@ class LineCutter:
         self._cut: set[StreamName] = set()  # streams whose current line was truncated
 
     def frame(self, stream: StreamName, payload: bytes) -> StreamFrame | None:
+        """Return the frame of a line; None for a further part of a truncated line."""
         at, _, line = payload.partition(b" ")
         complete = line.endswith(b"\n")
         if stream in self._cut:
@@ -72,7 +73,7 @@ class LineCutter:
         truncated = len(text) > MAX_LINE_BYTES or (not complete and len(text) == MAX_LINE_BYTES)
         if not complete and truncated:
             self._cut.add(stream)
-        # Not final if truncated: then an incomplete character at the end is dropped.
+        # `final` replaces an incomplete character at the end. In a truncated line, it is dropped instead.
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         decoded = clean_line(decoder.decode(text[:MAX_LINE_BYTES], final=not truncated))
         return StreamFrame(stream=stream, at=at.decode(errors="replace"), text=decoded, truncated=truncated)
@@ -105,7 +106,3 @@ def _end(engine: Engine, container_id: str, *, follow: bool) -> StreamFrame:
     if follow and (status := engine.container(container_id)["State"]["Status"]) not in _ENDED:
         raise RuntimeUnavailable(f"the engine ended the logs of a container that is {status}")
     return StreamFrame(end=True)
-
-
-def _error(code: str, message: str) -> StreamFrame:
-    return StreamFrame(error=StreamError(code=code, message=message))

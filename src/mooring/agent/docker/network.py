@@ -2,6 +2,7 @@
 
 Instances of a project find each other by name, through Docker's name server. IPv6 is off. Members of a group
 may be on the group's overlay, or on the network of their node, instead of the project's network.
+The firewall's rules isolate the bridges of projects, and the bridge that all overlays of a node share.
 """
 
 import logging
@@ -12,32 +13,32 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from mooring.agent.docker.client import Document, Engine, is_gone
+from mooring.agent.docker.client import Document, Engine, find_network, is_gone
 from mooring.agent.docker.create import (
-    CONTROL_PLANE,
+    CONTROL_PLANE_LABEL,
     HOST_NETWORK,
-    INSTANCE,
-    PROJECT,
-    attached_to,
+    INSTANCE_LABEL,
+    PROJECT_LABEL,
     bridge_name,
     network_name,
+    network_of,
 )
 from mooring.agent.docker.errors import EngineRefused, start_failure
-from mooring.agent.docker.overlay import BRIDGE_OPTION, Overlays, waiting
+from mooring.agent.docker.overlay import BRIDGE_OPTION, Overlays, waiting_for_network
 from mooring.agent.runtime import RuntimeUnavailable, StartDelayed, StartRefused
 from mooring.core.instance.state import Reason
 from mooring.core.node import SwarmFacts
 from mooring.schemas.agent import Assignment
 
-_NO_RANGE_LEFT: Final = "network_unavailable"
-_CONFLICTS: Final = {403, 409}  # the interface or the name exists
+_UNAVAILABLE: Final = "network_unavailable"
+_CONFLICTS: Final = {403, 409}  # an interface or a network of this name exists
 _APPEARS_WITHIN_S: Final = 5.0
 _POLL_S: Final = 0.05
 
 log = logging.getLogger(__name__)
 
 
-# Applies the rules to these bridges. Returns why nothing may start if it cannot.
+# Applies the firewall's rules to these bridges. Returns why nothing may start if it cannot.
 Isolate = Callable[[Collection[str]], Reason | None]
 
 
@@ -45,51 +46,52 @@ class Attachments:
     """The networks of containers, with their firewall rules. May be called from any thread.
 
     Args:
-        swarm: returns the swarm of the engine.
-        isolate: applies the firewall rules to bridges, or returns why it cannot.
+        swarm: returns the swarm of the engine; None if it is in no swarm.
     """
 
     def __init__(self, engine: Engine, swarm: Callable[[], SwarmFacts | None], isolate: Isolate) -> None:
         self.networks, self.overlays = Networks(engine), Overlays(engine)
         self._swarm, self._isolate = swarm, isolate
-        # By this process: a reboot removes the rules, but not the networks.
-        self._covered: frozenset[str] | None = None
+        # The bridges that this process has isolated: a reboot removes the rules, but not the networks.
+        self._isolated: frozenset[str] | None = None
 
-    def guard(self, control_plane_id: str | None) -> Reason | None:
+    def isolate_all(self, control_plane_id: str | None) -> Reason | None:
         """Apply the rules to all bridges. Return why nothing may start if that fails."""
         bridges = set() if control_plane_id is None else set(self.networks.bridges(control_plane_id))
         if self._swarm() is not None and (gateway := self.overlays.gateway()) is not None:
             bridges.add(gateway)
         reason = self._isolate(sorted(bridges))
-        self._covered = frozenset(bridges) if reason is None else None
+        self._isolated = frozenset(bridges) if reason is None else None
         return reason
 
     @contextmanager
-    def of(self, assignment: Assignment, control_plane_id: str) -> Iterator[None]:
-        """Create the network of a container, if this node has to, and apply the rules to it.
+    def ready_for(self, assignment: Assignment, control_plane_id: str) -> Iterator[None]:
+        """Create the network of a container, except an overlay, and apply the rules to its bridge.
 
         Raises:
-            StartRefused: the network cannot be created.
-            RuntimeUnavailable: try again. If rules are missing, the next report of the node says why.
+            StartRefused: the network cannot be created, or must not be used.
+            StartDelayed: the container needs an overlay, and the engine is in no swarm.
+            RuntimeUnavailable: the engine does not answer, or the rules cannot be applied.
         """
-        where = attached_to(assignment)
-        if where == HOST_NETWORK:  # the rules do not apply to it
+        network = network_of(assignment)
+        if network == HOST_NETWORK:  # has no bridge
             yield
-        elif where == network_name(assignment.project_id):
+        elif network == network_name(assignment.project_id):
             with self.networks.held(assignment.project_id, control_plane_id) as is_new:
-                if is_new or self._covered is None:
-                    self._cover(control_plane_id)
+                if is_new or self._isolated is None:
+                    self._require_isolation(control_plane_id)
                 yield
         else:
             if self._swarm() is None:
-                raise StartDelayed(waiting("its group's network needs this node's Docker to be in a swarm"))
-            self.overlays.require_own(where, control_plane_id)
-            if self.overlays.ensure_gateway() not in (self._covered or ()):
-                self._cover(control_plane_id)
+                message = "the group's network needs this node's Docker to be in a swarm"
+                raise StartDelayed(waiting_for_network(message))
+            self.overlays.require_own(network, control_plane_id)
+            if self.overlays.ensure_gateway() not in (self._isolated or ()):
+                self._require_isolation(control_plane_id)
             yield
 
-    def _cover(self, control_plane_id: str) -> None:
-        if (reason := self.guard(control_plane_id)) is not None:
+    def _require_isolation(self, control_plane_id: str) -> None:
+        if (reason := self.isolate_all(control_plane_id)) is not None:
             raise RuntimeUnavailable(reason.message)
 
 
@@ -107,10 +109,10 @@ class Networks:
         """Create the project's network if needed, and keep it while a container is created on it.
 
         Yields:
-            Whether this call created it.
+            Whether the network is new: created since the call began, by this agent or another program.
 
         Raises:
-            StartRefused: it cannot be created.
+            StartRefused: the network cannot be created.
             RuntimeUnavailable: the engine does not answer.
         """
         with self._counting:
@@ -130,7 +132,7 @@ class Networks:
     def sweep(self, control_plane_id: str) -> None:
         """Remove networks whose project has no container, running or stopped.
 
-        Does nothing while another thread creates a network: that may take long, and the caller must not wait.
+        Does nothing while another thread creates networks: that may take long, and the caller must not wait.
         """
         if self._changing.acquire(blocking=False):
             try:
@@ -141,13 +143,14 @@ class Networks:
     def _sweep(self, control_plane_id: str) -> None:
         networks = self._ours(control_plane_id)
         with self._counting:
-            idle = [network for network in networks if not self._held[network["Labels"][PROJECT]]]
+            idle = [network for network in networks if not self._held[network["Labels"][PROJECT_LABEL]]]
         if not idle:
             return
-        # Listed after the count: a start that no longer counts has its container in this list.
-        in_use = {container["Labels"].get(PROJECT) for container in self._engine.containers(INSTANCE)}
+        # Listed after `_held` was read: a start that is no longer counted there has its container listed.
+        containers = self._engine.containers(INSTANCE_LABEL)
+        in_use = {container["Labels"].get(PROJECT_LABEL) for container in containers}
         for network in idle:
-            if network["Labels"][PROJECT] not in in_use:
+            if network["Labels"][PROJECT_LABEL] not in in_use:
                 self._remove(network)
 
     def _remove(self, network: Document) -> None:
@@ -160,11 +163,11 @@ class Networks:
             log.info("removed network %s: the node has no instance of its project", network["Name"])
 
     def _ours(self, control_plane_id: str) -> list[Document]:
-        networks = self._engine.networks(f"{CONTROL_PLANE}={control_plane_id}")
+        networks = self._engine.networks(f"{CONTROL_PLANE_LABEL}={control_plane_id}")
         return [
             network
             for network in networks
-            if PROJECT in network["Labels"] and BRIDGE_OPTION in (network["Options"] or {})
+            if PROJECT_LABEL in network["Labels"] and BRIDGE_OPTION in (network["Options"] or {})
         ]
 
     def _ensure(self, project_id: str, control_plane_id: str) -> bool:
@@ -174,21 +177,21 @@ class Networks:
         try:
             self._engine.create_network(config)
         except EngineRefused as refusal:
-            if start_failure(refusal.message, []).code == _NO_RANGE_LEFT:
+            if start_failure(refusal.message, []).code == _UNAVAILABLE:  # no address range is left
                 self._sweep(control_plane_id)
                 self._create_again(config)
             elif refusal.status not in _CONFLICTS:
-                raise _unavailable(f"Docker refused to make one: {refusal.message}") from refusal
+                raise _unavailable(f"Docker refused to create it: {refusal.message}") from refusal
             elif not self._appears(project_id, control_plane_id):
-                raise  # the outcome is unknown: try again
+                raise  # the outcome is unknown: the start is retried
         return True
 
     def _appears(self, project_id: str, control_plane_id: str) -> bool:
         """Wait for a network that another call is creating: its interface exists before its name does."""
         until = time.monotonic() + _APPEARS_WITHIN_S
-        while not (there := self._exists(project_id, control_plane_id)) and time.monotonic() < until:
+        while not (exists := self._exists(project_id, control_plane_id)) and time.monotonic() < until:
             time.sleep(_POLL_S)
-        return there
+        return exists
 
     def _create_again(self, config: Document) -> None:
         try:
@@ -203,19 +206,12 @@ class Networks:
             StartRefused: a foreign network has its name.
         """
         name = network_name(project_id)
-        try:
-            found = self._engine.network(name)
-        except EngineRefused as refusal:
-            if refusal.status == 404:
-                return False
-            raise
+        if (found := find_network(self._engine, name)) is None:
+            return False
         labels, options = found["Labels"] or {}, found["Options"] or {}
         bridge = bridge_name(project_id, control_plane_id)
-        # The engine also finds a network by the beginning of its id.
-        if found["Name"] != name:
-            return False
-        # Labels can be set by hand. The rules apply only to a network with this bridge.
-        if labels.get(CONTROL_PLANE) != control_plane_id or options.get(BRIDGE_OPTION) != bridge:
+        # Labels can be set by hand. The firewall's rules apply only to this bridge.
+        if labels.get(CONTROL_PLANE_LABEL) != control_plane_id or options.get(BRIDGE_OPTION) != bridge:
             raise _unavailable(
                 f"the name {name} is taken on the node, by a network that is not this control plane's"
             )
@@ -231,11 +227,10 @@ def _config(project_id: str, control_plane_id: str) -> Document:
         "Attachable": False,
         "EnableIPv6": False,
         "Options": {BRIDGE_OPTION: bridge_name(project_id, control_plane_id)},
-        "Labels": {CONTROL_PLANE: control_plane_id, PROJECT: project_id},
+        "Labels": {CONTROL_PLANE_LABEL: control_plane_id, PROJECT_LABEL: project_id},
     }
 
 
 def _unavailable(why: str) -> StartRefused:
-    return StartRefused(
-        Reason(code="network_unavailable", message=f"the node has no network for this project: {why}")
-    )
+    message = f"the node has no network for this project: {why}"
+    return StartRefused(Reason(code=_UNAVAILABLE, message=message))

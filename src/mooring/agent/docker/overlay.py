@@ -1,7 +1,7 @@
 """Networks of instance groups that span nodes: Docker Swarm's attachable overlays.
 
-    managers of the swarm    create those that the control plane lists, and remove the others
-    every node               attaches members to them; a worker sees a network only after a manager created it
+    managers of the swarm    create the networks that the control plane lists, and remove the others
+    every node               attaches members; a worker sees a network only after a manager has created it
 
 Members reach other networks through `docker_gwbridge`, the bridge that all overlays of a node share.
 """
@@ -18,8 +18,8 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from mooring.agent.decide.reconcile import overlay_changes
-from mooring.agent.docker.client import Document, Engine, is_gone
-from mooring.agent.docker.create import CONTROL_PLANE, GROUP, PROJECT
+from mooring.agent.docker.client import Document, Engine, find_network, is_gone
+from mooring.agent.docker.create import CONTROL_PLANE_LABEL, GROUP_LABEL, PROJECT_LABEL
 from mooring.agent.docker.errors import EngineRefused
 from mooring.agent.runtime import Cancelled, Progress, RuntimeUnavailable, StartDelayed, StartRefused
 from mooring.core.instance.state import Reason
@@ -57,15 +57,15 @@ class Overlays:
             raise RuntimeUnavailable(f"not created: {', '.join(missing)}")
 
     def require_own(self, name: str, control_plane_id: str) -> None:
-        """Raises StartRefused if the engine has a foreign network of this name."""
-        found = self._find(name)
+        """Raises StartRefused: the engine has a foreign network of this name."""
+        found = find_network(self._engine, name)
         if found is not None and not _is_ours(found, control_plane_id):
             message = f"the name {name} is taken on the node, by a network that is not this control plane's"
             raise StartRefused(Reason(code="network_unavailable", message=message))
 
     def gateway(self) -> str | None:
         """Return the interface of docker_gwbridge; None before it exists."""
-        found = self._find(GATEWAY)
+        found = find_network(self._engine, GATEWAY)
         if found is None:
             return None
         return str((found["Options"] or {}).get(BRIDGE_OPTION) or f"br-{found['Id'][:12]}")
@@ -76,7 +76,7 @@ class Overlays:
         Raises:
             StartRefused: instances of different projects could reach each other on it.
         """
-        if self._find(GATEWAY) is None:
+        if find_network(self._engine, GATEWAY) is None:
             self._create_gateway()
         found = self._engine.network(GATEWAY)
         if (found["Options"] or {}).get(_ICC_OPTION) != "false":
@@ -97,11 +97,11 @@ class Overlays:
         try:
             self._engine.create_network(config)
         except EngineRefused:
-            if self._find(GATEWAY) is None:
+            if find_network(self._engine, GATEWAY) is None:
                 raise
 
     def _names(self, control_plane_id: str) -> list[str]:
-        listed = self._engine.networks(f"{CONTROL_PLANE}={control_plane_id}")
+        listed = self._engine.networks(f"{CONTROL_PLANE_LABEL}={control_plane_id}")
         return [network["Name"] for network in listed if _is_ours(network, control_plane_id)]
 
     def _create(self, overlay: OverlayNetwork, control_plane_id: str) -> bool:
@@ -109,7 +109,7 @@ class Overlays:
         try:
             self._engine.create_network(overlay_config(overlay, control_plane_id))
         except EngineRefused as refusal:
-            found = self._find(overlay.name)
+            found = find_network(self._engine, overlay.name)
             if found is None or not _is_ours(found, control_plane_id):
                 log.warning("network %s cannot be created: %s", overlay.name, refusal.message)
                 return False
@@ -126,16 +126,6 @@ class Overlays:
         else:
             log.info("removed network %s: its group was deleted", name)
 
-    def _find(self, name: str) -> Document | None:
-        try:
-            found = self._engine.network(name)
-        except EngineRefused as refusal:
-            if refusal.status == 404:
-                return None
-            raise
-        # The engine also finds a network by the beginning of its id.
-        return found if found["Name"] == name else None
-
 
 def overlay_config(overlay: OverlayNetwork, control_plane_id: str) -> Document:
     return {
@@ -147,17 +137,21 @@ def overlay_config(overlay: OverlayNetwork, control_plane_id: str) -> Document:
         "Internal": False,
         "EnableIPv6": False,
         "Options": {"encrypted": ""} if overlay.encrypted else {},
-        "Labels": {CONTROL_PLANE: control_plane_id, GROUP: overlay.group_id, PROJECT: overlay.project_id},
+        "Labels": {
+            CONTROL_PLANE_LABEL: control_plane_id,
+            GROUP_LABEL: overlay.group_id,
+            PROJECT_LABEL: overlay.project_id,
+        },
     }
 
 
 def start_with_network(
     start: Callable[[], object], name: str, progress: Progress, cancelled: Cancelled, wait_s: float = WAIT_S
 ) -> None:
-    """Start a container, and retry until its network exists.
+    """Start a container; retry while its network does not exist.
 
     Raises:
-        StartDelayed: the network does not exist yet, or the start was cancelled.
+        StartDelayed: the network did not exist within `wait_s`, or until the start was cancelled.
     """
     until = time.monotonic() + wait_s
     while True:
@@ -168,16 +162,15 @@ def start_with_network(
                 raise
         else:
             return
-        reason = waiting(
-            f"the network {name} of its group does not exist yet; a manager of the swarm creates it"
-        )
+        message = f"the group's network {name} does not exist yet; a manager of the swarm creates it"
+        reason = waiting_for_network(message)
         if cancelled() or time.monotonic() > until:
             raise StartDelayed(reason)
         progress(reason)
         time.sleep(_POLL_S)
 
 
-def waiting(message: str) -> Reason:
+def waiting_for_network(message: str) -> Reason:
     return Reason(code="waiting_for_network", message=message)
 
 
@@ -187,11 +180,11 @@ def is_in_swarm(info: Mapping[str, Any]) -> bool:
 
 
 def swarm_of(info: Mapping[str, Any]) -> SwarmFacts | None:
-    """Return the swarm of an engine, from its `docker info`; None if it is in none, or in an unknown one."""
+    """Return the swarm of an engine from its `docker info`; None if it is in no swarm or an unknown one."""
     if not is_in_swarm(info):
         return None
     swarm = info["Swarm"]
-    # Only managers have the id. On a worker, it is the organization in its certificate.
+    # `docker info` has the id only on managers. On workers, the certificate's organization is the id.
     cluster_id = (swarm.get("Cluster") or {}).get("ID") or _organization(certificate_of(info))
     if cluster_id is None:
         return None
@@ -218,6 +211,7 @@ def _warn_once(why: str) -> None:
 
 
 def _is_ours(network: Document, control_plane_id: str) -> bool:
-    # Not by its driver, which a swarm sets some time after it creates the network.
+    # The driver is not compared: a swarm sets it some time after it creates the network.
     labels = network["Labels"] or {}
-    return network["Scope"] == "swarm" and labels.get(CONTROL_PLANE) == control_plane_id and GROUP in labels
+    has_our_labels = labels.get(CONTROL_PLANE_LABEL) == control_plane_id and GROUP_LABEL in labels
+    return network["Scope"] == "swarm" and has_our_labels

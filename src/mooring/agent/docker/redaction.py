@@ -12,26 +12,26 @@ from mooring.agent.runtime import RuntimeUnavailable
 from mooring.schemas.agent import Assignment
 
 MASK = "[withheld]"
-# Shorter values are masked only after their variable's name: masking every `1` of a message would reveal it.
-_TELLING_LENGTH = 4
-_MASKED = "\0"  # in no text and no secret; the text of the mask could contain a secret
+# A shorter value is masked only after its variable's name: masking every `1` of a text would reveal it.
+_MIN_VALUE_LENGTH = 4
+_PLACEHOLDER = "\0"  # replaces secrets first, because `MASK` itself could contain a secret; no secret has it
 
 
 class SecretRedactor:
     """Replaces secrets in a text, in all forms in which they may be quoted.
 
-    The forms are computed at the first text, because texts are rare, and an instance may have half a megabyte
-    of secrets.
+    The forms are computed when the first text is masked, because few redactors mask any, and an instance may
+    have half a megabyte of secrets.
     """
 
-    def __init__(self, words: Callable[[], Iterator[str]]) -> None:
-        self._words = words
+    def __init__(self, secrets: Callable[[], Iterator[str]]) -> None:
+        self._secrets = secrets
 
     @classmethod
     def of(cls, assignment: Assignment) -> Self:
         registry = assignment.registry
         passwords = {registry.username: registry.password} if registry else {}
-        return cls(lambda: _words(assignment.secrets, passwords))
+        return cls(lambda: _secret_texts(assignment.secrets, passwords))
 
     @classmethod
     def of_container(cls, inspected: Mapping[str, Any], secret_env: Collection[str] | None) -> Self:
@@ -43,21 +43,21 @@ class SecretRedactor:
         entries = inspected.get("Config", {}).get("Env") or ()
         variables = (entry.partition("=") for entry in entries)
         secret = {name: value for name, _, value in variables if secret_env is None or name in secret_env}
-        return cls(lambda: _words(secret, {}))
+        return cls(lambda: _secret_texts(secret, {}))
 
     def mask(self, text: str) -> str:
         if not text:
             return text
-        text = text.replace(_MASKED, " ")
+        text = text.replace(_PLACEHOLDER, " ")
         for form in self._forms:
-            text = text.replace(form, _MASKED)
-        return text.replace(_MASKED, MASK)
+            text = text.replace(form, _PLACEHOLDER)
+        return text.replace(_PLACEHOLDER, MASK)
 
     @cached_property
     def _forms(self) -> list[str]:
-        """Return the longest forms first, so that no part of one is left over."""
-        quoted = {form for word in self._words() for form in (word, *_escaped(word)) if form.strip(_MASKED)}
-        return sorted(quoted, key=len, reverse=True)
+        """Return the longest forms first, so that no part of a form is left over."""
+        forms = {form for secret in self._secrets() for form in (secret, *_escaped(secret))}
+        return sorted((form for form in forms if form.strip(_PLACEHOLDER)), key=len, reverse=True)
 
     @contextmanager
     def masking(self) -> Iterator[None]:
@@ -70,18 +70,18 @@ class SecretRedactor:
             raise RuntimeUnavailable(self.mask(str(error))) from None
 
 
-def _words(env: Mapping[str, str], passwords: Mapping[str, str]) -> Iterator[str]:
-    """Args: env: variables with secret values. passwords: by user name."""
+def _secret_texts(env: Mapping[str, str], passwords: Mapping[str, str]) -> Iterator[str]:
+    """Yield the texts to mask, from variables with secret values, and from passwords by user name."""
     for name, value in env.items():
         if value:
             yield f"{name}={value}"
-        if len(value) >= _TELLING_LENGTH:
+        if len(value) >= _MIN_VALUE_LENGTH:
             yield value
     for user, password in passwords.items():
         yield password
         yield base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def _escaped(word: str) -> tuple[str, str]:
-    """Return the word as it is quoted in JSON and Go."""
-    return json.dumps(word)[1:-1], json.dumps(word, ensure_ascii=False)[1:-1]
+def _escaped(secret: str) -> tuple[str, str]:
+    """Return the secret as JSON and Go quote it."""
+    return json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]

@@ -1,9 +1,9 @@
 """The `Runtime` for Docker: each instance is a container with Mooring's labels.
 
-    start:  image (pull) -> create by name (or adopt) -> start -> inspect and verify (R5)
+    start:  image (pull) -> network -> create by name (or adopt) -> start -> inspect and verify (R5)
 
-A successful start takes four requests. A failed start removes the container that it created. If the engine
-does not answer, the outcome is unknown, and the next call finds the container by its name.
+A failed start removes the container. If the engine does not answer, the outcome is unknown, and the next call
+finds the container by its name.
 """
 
 import json
@@ -19,16 +19,16 @@ from mooring.agent.decide.device_claims import HasDevices, devices_of
 from mooring.agent.disk.disk import Disk, DiskSettings
 from mooring.agent.docker import command_failure, stop, verify
 from mooring.agent.docker.adopt import create_or_adopt
-from mooring.agent.docker.client import Document, Engine, is_gone
+from mooring.agent.docker.client import Document, Engine, remove_container
 from mooring.agent.docker.container_records import ContainerRecords
 from mooring.agent.docker.create import (
     RUNC,
     Abilities,
     ContainerLimits,
     Image,
-    attached_to,
     command_line,
     container_config,
+    network_of,
 )
 from mooring.agent.docker.derive import ParentOf
 from mooring.agent.docker.errors import EngineRefused, start_failure
@@ -63,10 +63,10 @@ from mooring.core.node import SwarmFacts
 from mooring.schemas.agent import Assignment, Orphan, OverlayNetwork
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
 
-_INFO_EVERY_S = 60.0  # `docker info` runs two programs; what is used of it changes only at a restart
+_INFO_EVERY_S = 60.0  # `docker info` runs two programs; what is used of it changes only when Docker restarts
 _PORT_TRIES = 3
 # Only the ends of containers: the agent knows of starts from its own calls, and listing containers during a
-# start would add load to dockerd. The next resync finds containers that others started.
+# start would add load to dockerd. Starts by other programs are found when the agent next lists containers.
 _EVENTS = '{"type":["container"],"label":["mooring.instance"],"event":["die","destroy"]}'
 
 Begin = Callable[[], object]
@@ -83,9 +83,9 @@ class DockerRuntime:
         minor_of: UUID -> minor number of a GPU, if NVML reports it.
         preflight: returns why nothing may start on this node although the engine answers (R1, R8).
         isolate: blocks containers from forbidden networks, or returns why it cannot (R10).
-        private_images, pulled_images: their records on disk; none by default.
+        private_images, pulled_images: the records of images on disk; by default in memory only.
         pull_timeouts: how long a pull may take.
-        records: the containers' records on disk; by default in memory only.
+        records: the records of containers on disk; by default in memory only.
         parent_of: UUID of a MIG device -> that of its GPU, if NVML reports it.
         container_runtime: name of the OCI runtime in the engine's configuration (R14).
         mps: the daemon that enforces the limits of GPU shares, where it runs.
@@ -139,7 +139,7 @@ class DockerRuntime:
             info = self.info()
             if self.control_plane_id is not None:
                 self._attachments.networks.sweep(self.control_plane_id)
-            unsafe = self._attachments.guard(self.control_plane_id)
+            not_isolated = self._attachments.isolate_all(self.control_plane_id)
             swarm = self._swarm()
             disk = self.disk.measure(info)
         except RuntimeUnavailable as error:
@@ -152,10 +152,10 @@ class DockerRuntime:
             version=info["ServerVersion"],
             cpus=info["NCPU"],
             memory_mib=info["MemTotal"] // 2**20,
-            problem=self._preflight(info) or runtime_problem(info, self._limits.runtime) or unsafe,
+            problem=self._preflight(info) or runtime_problem(info, self._limits.runtime) or not_isolated,
             simulated=False,
             swarm=swarm,
-            mps=not self._simulated_gpus and self._mps.answers(),
+            mps=not self._simulated_gpus and self._mps.is_available(),
             disk=disk,
         )
 
@@ -172,7 +172,7 @@ class DockerRuntime:
 
     def gpu_users(self, gpu_uuid: str) -> list[GpuUser]:
         """Return the containers on this GPU or MIG device, from which simulated GPUs compute their load."""
-        return [gpu_user(container) for container in self._observer.on(gpu_uuid)]
+        return [gpu_user(container) for container in self._observer.running_on(gpu_uuid)]
 
     def containers(self) -> tuple[list[Container], list[Orphan]]:
         return self._observer.containers(self.control_plane_id)
@@ -181,22 +181,22 @@ class DockerRuntime:
         self._observer.expect(assignments)
 
     def start(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Container | None:
-        self._require(assignment)
+        self._require_startable(assignment)
         image = self._images.present(assignment)
         if image is None:
-            raise PullNeeded(self._images.subject(assignment))
+            raise PullNeeded(self._images.name_to_pull(assignment))
         return self._start_from(image, assignment, progress, cancelled)
 
     def pull(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Start | None:
-        self._require(assignment)  # before a pull, which may take minutes
+        self._require_startable(assignment)  # before a pull, which may take minutes
         image = self._images.ensure(assignment, progress, cancelled)
         if image is None:
             return None
         return partial(self._start_from, image, assignment, progress, cancelled)
 
-    def _require(self, assignment: Assignment) -> None:
-        """Raises StartRefused or StartDelayed; checks only what does not depend on the image."""
-        secret_values(assignment)
+    def _require_startable(self, assignment: Assignment) -> None:
+        """Check what does not depend on the image. Raises StartRefused or StartDelayed."""
+        secret_values(assignment)  # raises if one is missing
         self._require_mps(devices_of(assignment))
 
     def _start_from(
@@ -205,7 +205,7 @@ class DockerRuntime:
         abilities = self._abilities()
         if self.control_plane_id is None:
             raise RuntimeUnavailable("this node has not joined a control plane")
-        with self._attachments.of(assignment, self.control_plane_id):
+        with self._attachments.ready_for(assignment, self.control_plane_id):
             if cancelled():
                 return None
             config = container_config(assignment, image, abilities, self._limits, self.control_plane_id)
@@ -213,20 +213,22 @@ class DockerRuntime:
                 self._engine, self._observer, assignment, image, config, self.control_plane_id
             )
         if status == "created" and cancelled():
-            self._remove_by_force(container_id)
+            self._remove(container_id, force=True)
             return None
         if status not in {"created", "running"}:
-            # It ran and ended before the agent saw it.
+            # An earlier call started the container, and it has ended.
             return self._observer.read(container_id, self.control_plane_id)
         begin = partial(self._start, container_id, SecretRedactor.of(assignment))
         if assignment.group and assignment.group.network == "overlay":
-            begin = partial(start_with_network, begin, attached_to(assignment), progress, cancelled)
+            begin = partial(start_with_network, begin, network_of(assignment), progress, cancelled)
         command = command_line(assignment.spec, image)
         uuids = devices_of(assignment).gpu_uuids
         try:
-            return self._run(container_id, uuids, command, begin if status == "created" else None)
+            return self._start_and_verify(
+                container_id, uuids, command, begin if status == "created" else None
+            )
         except StartDelayed:
-            self._remove_by_force(container_id)  # the next try uses the assignment as it is then
+            self._remove(container_id, force=True)  # the next try uses the assignment as it is then
             if cancelled():
                 return None
             raise
@@ -235,34 +237,37 @@ class DockerRuntime:
         """Start an exited container again.
 
         Raises:
-            StartRefused: it did not start, or got the wrong devices; the container was removed.
+            StartRefused: it did not start, or must not run as it was created; nothing is left of it.
         """
         try:
             inspected = self._engine.container(container.container_id)
         except EngineRefused as refusal:
-            raise _gone_or(refusal) from refusal
+            if refusal.status != 404:
+                raise
+            message = "the container was removed from the node"
+            raise StartRefused(Reason(code="container_gone", message=message)) from refusal
         if inspected["HostConfig"]["Runtime"] != self._limits.runtime:
-            self._remove_by_force(container.container_id)
+            self._remove(container.container_id, force=True)
             message = "the node's operator has changed the container runtime; start the instance again"
             raise StartRefused(Reason(code="runtime_changed", message=message))
         self._require_mps(container)
         record = self._observer.record_of(inspected)
         redactor = SecretRedactor.of_container(inspected, record.secret_env if record else None)
         begin = partial(self._start, container.container_id, redactor)
-        self._run(container.container_id, container.gpu_uuids, command_of(inspected), begin)
+        self._start_and_verify(container.container_id, container.gpu_uuids, command_of(inspected), begin)
 
     def begin_stop(self, container: Container) -> bool:
         began = stop.begin_stop(self._engine, container.container_id)
         if not began:
-            self._observer.doubt(container.container_id)
+            self._observer.mark_changed(container.container_id)
         return began
 
     def kill(self, container: Container) -> None:
-        stop.kill_all(self._engine, container.container_id)
-        self._observer.doubt(container.container_id)
+        stop.kill(self._engine, container.container_id)
+        self._observer.mark_changed(container.container_id)
 
     def remove(self, container: Container) -> None:
-        self._remove(container.container_id)
+        self._remove(container.container_id, force=False)
 
     def keep_overlays(self, wanted: Sequence[OverlayNetwork]) -> None:
         if self.control_plane_id is not None:
@@ -275,10 +280,10 @@ class DockerRuntime:
         return exec_frames(self._engine, container_id, request)
 
     def changes(self) -> Iterator[None]:
-        """Yield when a container with our labels ends or is removed, until `close`.
+        """Yield when a container with Mooring's labels ends or is removed, until `close`.
 
         Raises:
-            RuntimeUnavailable: the connection was lost. (It does not detect a frozen engine.)
+            RuntimeUnavailable: the connection was lost. A frozen engine is not detected.
         """
         stream = self._engine.stream("GET", "/events", params={"filters": _EVENTS}, headers_in_s=10)
         rest = b""
@@ -287,7 +292,7 @@ class DockerRuntime:
                 *lines, rest = (rest + chunk).split(b"\n")
                 for event in map(json.loads, filter(None, map(bytes.strip, lines))):
                     if event["Action"] == "die":
-                        self._observer.doubt(event["Actor"]["ID"])
+                        self._observer.mark_changed(event["Actor"]["ID"])
                 yield
         finally:
             stream.close()
@@ -302,25 +307,21 @@ class DockerRuntime:
         return self.disk.abilities(self.info(), simulated_gpus=self._simulated_gpus, mps=self._mps)
 
     def _require_mps(self, holder: HasDevices) -> None:
-        """Raises StartDelayed if the MPS daemon does not run: without it, programs would have no limits."""
+        """Raises StartDelayed if a share's MPS daemon does not run: programs would have no limits."""
         if not self._simulated_gpus:
             self._mps.require(holder.gpu_uuids, holder.share)
 
-    def _run(
-        self,
-        container_id: str,
-        uuids: Sequence[str],
-        command: list[str],
-        begin: Begin | None,
+    def _start_and_verify(
+        self, container_id: str, uuids: Sequence[str], command: list[str], begin: Begin | None
     ) -> Container:
-        """Start the container unless it runs already, and verify its program and devices."""
+        """Call `begin` (None: the container runs already), and verify the container's devices and command."""
         self._observer.forget(container_id)
         try:
             if begin is not None:
                 begin()
             inspected = self._engine.container(container_id)
         except EngineRefused as refusal:
-            self._remove_by_force(container_id)
+            self._remove(container_id, force=True)
             raise StartRefused(start_failure(refusal.message, command)) from refusal
         self._require_right_devices(inspected, uuids)
         container = self._observer.interpret(self._once_running(inspected, command), self.control_plane_id)
@@ -334,7 +335,7 @@ class DockerRuntime:
                 with redactor.masking():
                     self._engine.start(container_id)
             except EngineRefused as refusal:
-                # The engine tries its next free port each time, which another process may use.
+                # Each start tries the next ports of the engine, which other processes may use.
                 if not tries_left or start_failure(refusal.message, []).code != "port_in_use":
                     raise
             else:
@@ -346,10 +347,11 @@ class DockerRuntime:
             inspected, uuids, simulated=self._simulated_gpus, runtime=self._limits.runtime
         ) or verify.foreign_devices(seen, uuids, self._minor_of)
         if reason is not None:
-            self._remove_by_force(inspected["Id"])
+            self._remove(inspected["Id"], force=True)
             raise StartRefused(reason, wrong_gpus=True)
 
     def _once_running(self, inspected: Document, command: list[str]) -> Document:
+        """Wait until the command runs. Return the container's description, read again if it has ended."""
         container_id = inspected["Id"]
         has_init, pid = inspected["HostConfig"].get("Init"), inspected["State"]["Pid"]
         if not has_init or not command_failure.ended_at_once(pid):
@@ -357,27 +359,20 @@ class DockerRuntime:
         command_failure.wait_for_end(self._engine, container_id)
         inspected = self._engine.container(container_id)
         if (reason := command_failure.why_not_run(self._engine, inspected, command)) is not None:
-            self._remove_by_force(container_id)
+            self._remove(container_id, force=True)
             raise StartRefused(reason)
         return inspected
 
-    def _remove_by_force(self, container_id: str) -> None:
-        self._remove(container_id, force=True)
-
-    def _remove(self, container_id: str, *, force: bool = False) -> None:
+    def _remove(self, container_id: str, *, force: bool) -> None:
         self._observer.forget(container_id)
-        try:
-            self._engine.remove(container_id, force=force)
-        except EngineRefused as refusal:
-            if not is_gone(refusal):
-                raise
+        remove_container(self._engine, container_id, force=force)
 
 
 def limits_here() -> ContainerLimits:
     """Return the default limits, with as many open files as the engine may set.
 
     An engine without CAP_SYS_RESOURCE (in a container or a sandbox) fails every start with a higher limit
-    than its own. The agent runs beside it and has the same limit.
+    than its own. The agent runs beside the engine and has the same limit.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     default = ContainerLimits()
@@ -388,9 +383,3 @@ def limits_here() -> ContainerLimits:
 
 def command_of(inspected: Document) -> list[str]:
     return [*(inspected["Config"].get("Entrypoint") or []), *(inspected["Config"].get("Cmd") or [])]
-
-
-def _gone_or(refusal: EngineRefused) -> Exception:
-    if refusal.status != 404:
-        return refusal
-    return StartRefused(Reason(code="container_gone", message="its container was removed from the node"))

@@ -12,44 +12,46 @@ from mooring.agent.docker.errors import EngineRefused
 from mooring.agent.runtime import RuntimeUnavailable
 
 STOP_SIGNAL: Final = "SIGTERM"  # unless the container's configuration has another
-_NO_SUCH_SIGNAL: Final = 400
+_NO_SUCH_SIGNAL: Final = 400  # status of the engine's response
 _NOT_RUNNING: Final = 409
 
 log = logging.getLogger(__name__)
 
 
 def begin_stop(engine: Engine, container_id: str) -> bool:
-    """Send the container's stop signal. Return False if it has ended, or does not exist."""
+    """Send the container's stop signal. Return False if the container has ended, or does not exist."""
     try:
         signal = engine.container(container_id)["Config"].get("StopSignal") or STOP_SIGNAL
     except EngineRefused as refusal:
-        return _has_ended(refusal)
+        _require_ended(refusal)
+        return False
     try:
-        return kill(engine, container_id, signal)
+        return _send(engine, container_id, signal)
     except EngineRefused as refusal:
         if refusal.status != _NO_SUCH_SIGNAL:
             raise
-        return kill(engine, container_id, STOP_SIGNAL)
+        return _send(engine, container_id, STOP_SIGNAL)
 
 
-def kill(engine: Engine, container_id: str, signal: str = "SIGKILL") -> bool:
+def _send(engine: Engine, container_id: str, signal: str) -> bool:
     """Send a signal. Return False if the container has ended, or does not exist."""
     try:
         engine.kill(container_id, signal)
     except EngineRefused as refusal:
-        return _has_ended(refusal)
+        _require_ended(refusal)
+        return False
     return True
 
 
-def kill_all(engine: Engine, container_id: str) -> None:
-    """Send SIGKILL, and raise the CPU limit if the container does not end.
+def kill(engine: Engine, container_id: str) -> None:
+    """Send SIGKILL. If the container then does not end, raise its CPU limit.
 
     A killed process ends when the kernel next runs it. A fork bomb may have used minutes of CPU time beyond
     its limit, and the kernel runs none of its processes until that time has passed; meanwhile the engine does
-    not answer. A new limit, here all CPUs of the machine, resets this. Killed processes run no more code.
+    not answer. A new limit, here all CPUs of the machine, ends this pause. Killed processes run no more code.
     """
     try:
-        kill(engine, container_id)
+        _send(engine, container_id, "SIGKILL")
     except EngineRefused:
         raise
     except RuntimeUnavailable:
@@ -57,8 +59,7 @@ def kill_all(engine: Engine, container_id: str) -> None:
         log.warning("container %s did not end after SIGKILL; its CPU limit is raised", container_id)
 
 
-def _has_ended(refusal: EngineRefused) -> bool:
-    """Return False, for the caller to return, if the error means that; otherwise raise the error."""
-    if is_gone(refusal) or refusal.status == _NOT_RUNNING:
-        return False
-    raise refusal
+def _require_ended(refusal: EngineRefused) -> None:
+    """Raise the error unless it means that the container has ended, or does not exist."""
+    if not is_gone(refusal) and refusal.status != _NOT_RUNNING:
+        raise refusal

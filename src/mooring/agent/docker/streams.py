@@ -1,7 +1,7 @@
 """Reads streamed answers of the engine in a thread, and splits them into frames.
 
-A blocking read cannot be cancelled, and would last forever if the engine froze. With a thread of its own, the
-reader can use any timeout, and close the stream from any thread.
+A blocking read cannot be cancelled, and would last forever if the engine froze. Because a separate thread
+does the blocking reads, a stream can be read with any timeout, and closed from any thread.
 """
 
 import queue
@@ -16,12 +16,13 @@ from requests import Response
 from mooring.agent.docker.errors import engine_call
 from mooring.agent.docker.transport import listening_to_connections
 from mooring.agent.runtime import RuntimeUnavailable
+from mooring.schemas.agent_streams import StreamError, StreamFrame
 
 StreamName = Literal["stdout", "stderr"]
 
 _READ_BYTES = 65_536
 _HEADER_BYTES = 8  # stream number, three zeros, length as four bytes
-_WAITING_CHUNKS = 64  # then the engine, and with it the container's output, has to wait
+_MAX_UNREAD_CHUNKS = 64  # then the engine, and with it the container's output, has to wait
 
 
 class ByteStream:
@@ -31,7 +32,7 @@ class ByteStream:
         self._request = request
         self._response: Response | None = None
         self._connection: Any = None  # while waiting for the engine's headers
-        self._chunks: queue.Queue[bytes | Exception] = queue.Queue(_WAITING_CHUNKS)
+        self._chunks: queue.Queue[bytes | Exception] = queue.Queue(_MAX_UNREAD_CHUNKS)
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._pump, name="docker-stream", daemon=True)
@@ -58,17 +59,17 @@ class ByteStream:
         with self._lock:
             self._closed = True
             response, self._response = self._response, None
-            self._shut_down()
+            self._end_request()
         if response is not None:
-            # Fails if the connection was released (at the end) or lost: then no thread has to be woken.
+            # Fails if the connection was released (at the end) or lost: then there is no read to end.
             with suppress(RuntimeError, ValueError, OSError):
                 cast(Any, response.raw).shutdown()
             self._thread.join()
             response.close()
         self._wake_reader()
 
-    def _shut_down(self) -> None:
-        """End a request that has no answer yet; the engine then cancels its work."""
+    def _end_request(self) -> None:
+        """End a request that has no answer yet; the engine then cancels the work for it."""
         if self._connection is not None and self._connection.sock is not None:
             with suppress(OSError):
                 self._connection.sock.shutdown(socket.SHUT_RDWR)
@@ -97,19 +98,20 @@ class ByteStream:
     def _pump(self) -> None:
         try:
             response = self._send()
-            if not self._keep(response):
+            if not self._accept(response):
                 response.close()
                 return
             raw: Any = response.raw
-            # read1 returns what has arrived, including bytes that were read with the headers. Reading the
-            # socket, as Docker's library does for exec, would lose those.
+            # `read1` returns what has arrived, including bytes that were read with the headers. Reading from
+            # the socket, as Docker's library does for exec, would lose those bytes.
             while chunk := raw.read1(_READ_BYTES):
                 self._put(chunk)
             self._put(b"")
         except Exception as error:  # `read` raises it
             self._put(error)
 
-    def _keep(self, response: Response) -> bool:
+    def _accept(self, response: Response) -> bool:
+        """Return False if the stream was closed before its response came."""
         with self._lock:
             if not self._closed:
                 self._response = response
@@ -138,3 +140,7 @@ class Demultiplexer:
             payload = bytes(self._buffer[_HEADER_BYTES:end])
             del self._buffer[:end]
             yield name, payload
+
+
+def error_frame(code: str, message: str) -> StreamFrame:
+    return StreamFrame(error=StreamError(code=code, message=message))

@@ -1,6 +1,6 @@
 """One pool of connections to the engine's unix socket, instead of those of Docker's library.
 
-The library has one pool per URL, so each call of each container opens a new connection, and it leaves the
+The library has one pool per URL, so each call of each container opens a new connection. It also leaves the
 socket open if the engine does not listen.
 """
 
@@ -21,8 +21,8 @@ _local = threading.local()
 def listening_to_connections(listener: Callable[[Any], None]) -> Iterator[None]:
     """Call `listener` with each connection that this thread uses within the block.
 
-    With it, another thread can end a request that waits for the engine's headers, such as a pull whose
-    registry does not answer. An exception of the listener ends the request.
+    With the connection, another thread can end a request that waits for the engine's headers, such as a pull
+    whose registry does not answer. An exception of the listener ends the request.
     """
     _local.listener = listener
     try:
@@ -31,7 +31,7 @@ def listening_to_connections(listener: Callable[[Any], None]) -> Iterator[None]:
         del _local.listener
 
 
-def _notify(connection: Any) -> None:
+def _call_listener(connection: Any) -> None:
     if (listener := getattr(_local, "listener", None)) is not None:
         listener(connection)
 
@@ -46,16 +46,16 @@ class _Connection(UnixHTTPConnection):
             made.close()
             raise
         self.sock = made
-        _notify(self)
+        _call_listener(self)
 
 
 class _Pool(UnixHTTPConnectionPool):
-    def _new_conn(self) -> Any:  # the stubs require more of a connection than the library
+    def _new_conn(self) -> Any:  # the stubs require more of a connection than the library does
         return _Connection("http://localhost", self.socket_path)
 
     def _make_request(self, conn: Any, *arguments: Any, **options: Any) -> Any:
         if conn.sock is not None:
-            _notify(conn)
+            _call_listener(conn)
         return super()._make_request(conn, *arguments, **options)
 
 

@@ -1,19 +1,19 @@
 """R5: compares the devices of a started container with those assigned to it.
 
-First by the engine's description of it, then by the kernel's: the device nodes in the container's /dev.
+First by the engine's description of the container, then by the device nodes in the container's /dev.
 """
 
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mooring.agent.docker.create import CDI_KIND, NO_DEVICES, RUNC, VISIBLE_DEVICES
 from mooring.core.instance.state import Reason
 
-MinorOf = Callable[[str], int | None]
+MinorOf = Callable[[str], int | None]  # UUID of a GPU -> its minor number, if known
 
 _NVIDIA_MAJOR = 195
 _FIRST_CONTROL_MINOR = 254  # nvidia-modeset, nvidiactl: no GPUs
@@ -22,25 +22,26 @@ log = logging.getLogger(__name__)
 
 
 def mismatch(
-    inspected: dict[str, Any], uuids: Iterable[str], *, simulated: bool, runtime: str = RUNC
+    inspected: dict[str, Any], uuids: Sequence[str], *, simulated: bool, runtime: str = RUNC
 ) -> Reason | None:
-    """Return why the container is not as requested, according to the engine."""
+    """Return why the container is not as requested, according to the engine; None if it is."""
     host = inspected["HostConfig"]
     wanted = set() if simulated else set(uuids)
     requested, counted = requested_devices(host)
-    if (given := set(requested)) != wanted or counted:
-        return _reason(f"it got {_names(given)} instead of {_names(wanted)}")
+    if counted or set(requested) != wanted:
+        got = "GPUs by number" if counted else _names(set(requested))
+        return _reason(f"it got {got} instead of {_names(wanted)}")
     by_driver = any(request["Driver"] != "cdi" for request in host.get("DeviceRequests") or [])
     visible = _values(inspected["Config"]["Env"] or [], VISIBLE_DEVICES)
     if visible != [",".join(uuids) if by_driver else NO_DEVICES]:
         return _reason(f"{VISIBLE_DEVICES} is {visible}")
     if host["Runtime"] != runtime or host["Privileged"] or host.get("Devices"):
-        return _reason("it has other privileges than it was created with")
+        return _reason("its runtime, privileges or devices are not the requested ones")
     return None
 
 
 def foreign_devices(seen: set[int] | None, uuids: Iterable[str], minor_of: MinorOf) -> Reason | None:
-    """Return why the GPUs in the container's /dev are not the assigned ones; `seen` None: unknown.
+    """Return why the GPUs in the container's /dev (`seen`; None: unknown) are not the assigned ones.
 
     Fewer than assigned is not a mismatch: root in the container can remove its device nodes, and must not be
     able to have a GPU quarantined that way.
@@ -48,8 +49,8 @@ def foreign_devices(seen: set[int] | None, uuids: Iterable[str], minor_of: Minor
     if seen is None:
         return None
     minors = [minor_of(uuid) for uuid in uuids]
-    surplus = len(seen) > len(minors) if None in minors else bool(seen.difference(minors))
-    if not surplus:
+    has_more = len(seen) > len(minors) if None in minors else not seen.issubset(minors)
+    if not has_more:
         return None
     return _reason(f"it sees the GPUs with minor numbers {sorted(seen)}, and was assigned {minors}")
 
@@ -59,12 +60,12 @@ def gpu_minors_in(
 ) -> set[int] | None:
     """Return the minor numbers of the NVIDIA GPUs in a container's /dev; None if they cannot be read.
 
-    They cannot without a GPU on the host, without root, or if the process ended or is not the container's.
+    They cannot if the host has no GPU, the agent is not root, or the process has ended or is another's.
     """
     if not _gpu_minors(dev) or pid == 0:
         return None
     try:
-        # In the agent's own pid namespace, the pid may be another process.
+        # If the agent has its own pid namespace, the pid may be another process there.
         if container_id not in (proc / str(pid) / "cgroup").read_text():
             log.warning("the agent does not see its containers' processes; their devices go unverified")
             return None
@@ -77,7 +78,7 @@ def gpu_minors_in(
 
 
 def _gpu_minors(dev: Path) -> set[int]:
-    # By device number: root in the container can rename device nodes.
+    # GPUs are recognized by device number: root in the container can rename device nodes.
     with os.scandir(dev) as entries:
         stats = [entry.stat(follow_symlinks=False) for entry in entries]
     numbers = {found.st_rdev for found in stats if stat.S_ISCHR(found.st_mode)}
@@ -86,7 +87,7 @@ def _gpu_minors(dev: Path) -> set[int]:
 
 
 def requested_devices(host: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
-    """Return the requested UUIDs, and whether any request is for a number of GPUs, or all."""
+    """Return the requested UUIDs, and whether any request is for a number of GPUs, or for all."""
     requests = host.get("DeviceRequests") or []
     ids = [name for request in requests for name in request.get("DeviceIDs") or []]
     counted = any(request.get("Count") or not request.get("DeviceIDs") for request in requests)
@@ -102,4 +103,4 @@ def _names(uuids: set[str]) -> str:
 
 
 def _reason(detail: str) -> Reason:
-    return Reason(code="gpu_mismatch", message=f"the container was stopped because {detail}")
+    return Reason(code="gpu_mismatch", message=f"the container was removed because {detail}")

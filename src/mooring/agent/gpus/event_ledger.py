@@ -5,10 +5,10 @@ from typing import Final
 
 from mooring.agent.nvml.types import GpuEvent
 
-Kind = tuple[str | None, str, tuple[str, ...]]
+Kind = tuple[str | None, str, tuple[str, ...]]  # UUID of the GPU, code, UUIDs of MIG devices
 
 MAX_KINDS: Final = 8192
-# A repeated event within this time waits for the next regular report.
+# An event is news if none of its kind came for this long; other events wait for the next regular report.
 NEWS_AFTER_S: Final = 10.0
 
 
@@ -17,7 +17,7 @@ def kind_of(event: GpuEvent) -> Kind:
 
 
 class EventLedger:
-    """Counts from its creation on. Used by one thread."""
+    """Counts since its creation. Used by one thread."""
 
     def __init__(self) -> None:
         self._events: dict[Kind, GpuEvent] = {}
@@ -25,11 +25,11 @@ class EventLedger:
         self._cached: tuple[GpuEvent, ...] = ()
 
     def add(self, events: Iterable[GpuEvent], now: float) -> bool:
-        """Count these events. Returns whether any of them is new."""
-        is_new = False
+        """Count these events. Returns whether any of them is news."""
+        is_news = False
         for event in events:
             kind = kind_of(event)
-            is_new = is_new or now - self._seen_at.get(kind, -NEWS_AFTER_S) >= NEWS_AFTER_S
+            is_news = is_news or now - self._seen_at.get(kind, -NEWS_AFTER_S) >= NEWS_AFTER_S
             self._seen_at[kind] = now
             before = self._events.get(kind)
             if before is None:
@@ -41,10 +41,10 @@ class EventLedger:
         while len(self._events) > MAX_KINDS:
             oldest = next(iter(self._events))
             del self._events[oldest], self._seen_at[oldest]
-        return is_new
+        return is_news
 
     def events(self) -> tuple[GpuEvent, ...]:
-        """One event per kind, in order of first occurrence; the same object until an event is added."""
+        """One event per kind, in order of first occurrence; the same tuple until an event is added."""
         if not self._cached and self._events:
             self._cached = tuple(self._events.values())
         return self._cached

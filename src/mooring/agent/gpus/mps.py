@@ -1,17 +1,17 @@
 """The CUDA MPS control daemons of this node, which limit programs to their share of a GPU (decision 0012).
 
     <pipe directory>/control   SOCK_SEQPACKET, on which the daemon listens for programs
-    <pipe directory>/shm       is /dev/shm for the daemon and for every container with a share
+    <pipe directory>/shm       is /dev/shm for the daemon and for every container with a share under MPS
 
-Both are mounted into containers, whose root may write to them. A bind mount has the options of its source,
-so the source must be on a file system with `nosuid` and `nodev`. Without `noexec`, or without a size of its
-own, it is used and a warning is logged.
+Both directories are mounted into containers, whose root may write to them. A bind mount has the options of
+its source, so the source must be on a file system with `nosuid` and `nodev`. A file system without `noexec`,
+or one that the host uses, such as that of `/tmp`, is accepted, but a warning is logged.
 
-The protocol between daemon and programs is NVIDIA's own. Whether the daemon is alive, who it is and which
-/dev/shm it has is read from the kernel.
+The agent does not speak the protocol between daemon and programs. It reads from the kernel whether the daemon
+runs, as which user, in which pid namespace and with which /dev/shm.
 
-With `{gpu}` in the path each GPU has a daemon of its own. A shared GPU belongs to one project at a time, so
-no two projects then use the same daemon.
+With `{gpu}` in the pipe directory's path each GPU has its own daemon. A shared GPU belongs to one project at
+a time, so no two projects then use the same daemon.
 """
 
 import logging
@@ -34,17 +34,17 @@ PIPE_DIRECTORY: Final = Path("/tmp/nvidia-mps")  # noqa: S108 - NVIDIA's default
 GPU_PLACEHOLDER: Final = "{gpu}"
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where libraries look for it
 
-_FOLDER: Final = re.compile(r"[A-Za-z0-9-]+")
+_SAFE_NAME: Final = re.compile(r"[A-Za-z0-9-]+")
 _CONTROL: Final = "control"
 _SHM: Final = "shm"
-_ANSWER_WITHIN_S: Final = 1.0
+_CONNECT_WITHIN_S: Final = 1.0
 _PEER: Final = struct.Struct("3i")  # pid, uid, gid
-_NOT_RUNNING: Final = frozenset({"T", "t", "Z", "X"})  # stopped, traced, dead
+_NOT_RUNNING: Final = frozenset({"T", "t", "Z", "X"})  # stopped, traced, zombie, dead
 _WHOLE_PERCENT: Final = 100
-# A container can write there as the host's root.
+# A container can write to the daemon's directories as the host's root.
 _REQUIRED_OPTIONS: Final = {"nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV}
 _ADVISED_OPTIONS: Final = {"noexec": os.ST_NOEXEC}
-# File systems that a container must not be able to fill.
+# Their file systems should not be filled by containers.
 _SYSTEM_DIRECTORIES: Final = tuple(map(Path, ("/", "/run", "/tmp", "/var", "/dev/shm")))  # noqa: S108
 
 log = logging.getLogger(__name__)
@@ -58,60 +58,62 @@ class Mps:
     """The daemon of this node, or one for each GPU. Any thread may call.
 
     Args:
-        gpus: the UUIDs of the GPUs that may be shared, each with a daemon of its own if there are several.
+        gpus: returns the UUIDs of the GPUs that may be shared; needed if each has its own daemon.
     """
 
     def __init__(
         self, pipe_directory: Path = PIPE_DIRECTORY, gpus: Callable[[], Sequence[str]] = tuple
     ) -> None:
         self._pipe_directory, self._gpus = str(pipe_directory), gpus
-        self._problem: str | None = None  # the last one logged
-        self._advice: str | None = None  # the last one logged
+        self._logged_problem: str | None = None
+        self._logged_advice: str | None = None
 
     def of(self, gpu_uuid: str) -> "Daemon":
-        """Raises MpsUnavailableError: the UUID is not a valid name of a directory."""
-        if GPU_PLACEHOLDER in self._pipe_directory and not _FOLDER.fullmatch(gpu_uuid):
+        """The daemon of this GPU. Raises MpsUnavailableError: the UUID is not a safe directory name."""
+        if GPU_PLACEHOLDER in self._pipe_directory and not _SAFE_NAME.fullmatch(gpu_uuid):
             raise MpsUnavailableError(f"{gpu_uuid!r} cannot have an MPS daemon")
         return Daemon(Path(self._pipe_directory.replace(GPU_PLACEHOLDER, gpu_uuid)))
 
-    def answers(self) -> bool:
-        """Whether MPS can be used. If not, the reason is logged once."""
+    def is_available(self) -> bool:
+        """Whether MPS can be used on all GPUs. A new problem or new advice is logged."""
         try:
             self._check_all()
-        except MpsUnavailableError as why:
-            if str(why) != self._problem:
-                log.info("MPS does not enforce shares of GPUs here: %s", why)
-            self._problem = str(why)
+        except MpsUnavailableError as unavailable:
+            problem = str(unavailable)
+            if problem != self._logged_problem:
+                log.info("MPS does not enforce shares of GPUs here: %s", problem)
+            self._logged_problem = problem
             return False
-        self._problem = None
-        if (advice := self.advice()) != self._advice:
-            self._advice = advice
+        self._logged_problem = None
+        if (advice := self.advice()) != self._logged_advice:
+            self._logged_advice = advice
             if advice:
                 log.warning("MPS: %s", advice)
         return True
 
     def advice(self) -> str | None:
         """What the operator should improve about the mounted directories; None: nothing."""
-        advice = (self.of(gpu).advice() for gpu in self._gpus_with_daemons())
+        advice = (self.of(gpu).advice() for gpu in self._gpu_of_each_daemon())
         return next(filter(None, advice), None)
 
     def require(self, gpu_uuids: Sequence[str], share: Share | None) -> None:
-        """Raises StartDelayed: without its daemon the share would not be limited."""
+        """Raises StartDelayed if this is an MPS share without a usable daemon: it would not be limited."""
         if share is None or share.isolation != "mps":
             return
         try:
             for gpu_uuid in gpu_uuids:
                 self.of(gpu_uuid).check()
-        except MpsUnavailableError as why:
-            raise StartDelayed(Reason(code="mps_unavailable", message=str(why))) from why
+        except MpsUnavailableError as error:
+            raise StartDelayed(Reason(code="mps_unavailable", message=str(error))) from error
 
     def _check_all(self) -> None:
-        if not (gpus := self._gpus_with_daemons()):
+        if not (gpus := self._gpu_of_each_daemon()):
             raise MpsUnavailableError("no GPU is known yet")
         for gpu in gpus:
             self.of(gpu).check()
 
-    def _gpus_with_daemons(self) -> Sequence[str]:
+    def _gpu_of_each_daemon(self) -> Sequence[str]:
+        """Without `{gpu}` in the path there is one daemon, whatever the UUID."""
         return self._gpus() if GPU_PLACEHOLDER in self._pipe_directory else ["any"]
 
 
@@ -125,7 +127,7 @@ class Daemon:
         _require_own_directory(self.pipe_directory)
         _require_own_directory(self._shm)
         for each in (self.pipe_directory, self._shm):
-            if missing := _missing(each, _REQUIRED_OPTIONS):
+            if missing := _missing_options(each, _REQUIRED_OPTIONS):
                 raise MpsUnavailableError(
                     f"{each} is on a file system without {missing}; mount a tmpfs there (docs/operating.md)"
                 )
@@ -135,16 +137,16 @@ class Daemon:
         self._require_shared_memory(pid)
 
     def advice(self) -> str | None:
-        """What these mounts allow programs in containers to do to the host; None: nothing."""
+        """What the operator should improve about this daemon's directories; None: nothing."""
         for each in (self.pipe_directory, self._shm):
-            if missing := _missing(each, _ADVISED_OPTIONS):
+            if missing := _missing_options(each, _ADVISED_OPTIONS):
                 return f"{each} should be on a file system with {missing}"
             if _device(each) in {_device(system) for system in _SYSTEM_DIRECTORIES}:
                 return f"{each} should be on a tmpfs of its own: containers can fill its file system"
         return None
 
     def environment(self, share: Share) -> dict[str, str]:
-        """The environment that limits a program to its share. It sees one GPU, with index 0."""
+        """The environment that limits a program to its share. The program sees its GPU as index 0."""
         percent = max(1, _WHOLE_PERCENT * share.milli // WHOLE_MILLI)
         return {
             "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe_directory),
@@ -171,20 +173,22 @@ class Daemon:
         return self.pipe_directory / _SHM
 
     def _peer(self) -> int:
-        """The pid of the listening process, from the kernel."""
+        """The pid of the process that listens at the socket, from the kernel."""
         control = self.pipe_directory / _CONTROL
         if control.is_symlink():
             raise MpsUnavailableError(f"{control} is a link")
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as call:
-                call.settimeout(_ANSWER_WITHIN_S)
-                call.connect(str(control))
-                credentials = call.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+                connection.settimeout(_CONNECT_WITHIN_S)
+                connection.connect(str(control))
+                credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         except OSError as error:
             raise MpsUnavailableError(f"no MPS daemon answers at {control}: {error}") from error
         pid, uid, _gid = _PEER.unpack(credentials)
         if uid not in {0, os.geteuid()}:
-            raise MpsUnavailableError(f"the process that answers at {control} is of user {uid}, not of root")
+            raise MpsUnavailableError(
+                f"the process that answers at {control} is of user {uid}, not of root or the agent's user"
+            )
         if not pid:
             raise MpsUnavailableError(
                 f"the process that answers at {control} is in another pid namespace than the agent"
@@ -215,16 +219,16 @@ class Daemon:
 
     def _require_shared_memory(self, pid: int) -> None:
         """With the host's /dev/shm, every program with a share could read and fill it."""
-        theirs = self.proc / str(pid) / "root" / SHARED_MEMORY.relative_to("/")
+        path = self.proc / str(pid) / "root" / SHARED_MEMORY.relative_to("/")
         try:
-            its, ours = theirs.stat(), self._shm.stat()
+            actual, required = path.stat(), self._shm.stat()
         except OSError as error:
             raise MpsUnavailableError(f"the MPS daemon's /dev/shm cannot be inspected: {error}") from error
-        if (its.st_dev, its.st_ino) != (ours.st_dev, ours.st_ino):
-            raise MpsUnavailableError(f"the MPS daemon's /dev/shm is not {self._shm}; start it with that one")
+        if (actual.st_dev, actual.st_ino) != (required.st_dev, required.st_ino):
+            raise MpsUnavailableError(f"the MPS daemon's /dev/shm is not {self._shm}, as it must be")
 
 
-def _missing(path: Path, options: Mapping[str, int]) -> str:
+def _missing_options(path: Path, options: Mapping[str, int]) -> str:
     """The mount options that a path's file system lacks."""
     try:
         flags = os.statvfs(path).f_flag
@@ -241,7 +245,7 @@ def _device(path: Path) -> int | None:
 
 
 def _require_own_directory(path: Path) -> None:
-    """Any user can create a directory in /tmp, and this one is mounted into containers."""
+    """Raises unless root or the agent's user owns the directory: any user can create one in /tmp."""
     try:
         found = path.lstat()
     except OSError as error:
@@ -249,4 +253,4 @@ def _require_own_directory(path: Path) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise MpsUnavailableError(f"{path} is not a directory")
     if found.st_uid not in {0, os.geteuid()}:
-        raise MpsUnavailableError(f"{path} is of user {found.st_uid}, not of root")
+        raise MpsUnavailableError(f"{path} is of user {found.st_uid}, not of root or the agent's user")

@@ -14,9 +14,9 @@ _CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?=/|$)")
 
 
 def container_in(cgroup: str) -> str | None:
-    """The container's 64 hexadecimal digits in the text of a /proc/<pid>/cgroup, of version 1 or 2.
+    """The container id that the text of a /proc/<pid>/cgroup names, for control groups of version 1 or 2.
 
-    The outermost one: with Docker in Docker, the container that this host's Docker started.
+    With Docker in Docker the text names several: the first is the container that this host's Docker started.
     """
     for line in cgroup.splitlines():
         found = _CONTAINER.search(line.split(":", 2)[-1])
@@ -34,26 +34,27 @@ class ProcessContainers:
         self._cached: LRUCache[int, tuple[int, str | None]] = LRUCache(MAX_CACHED)  # start time, container
 
     def container_of(self, pid: int) -> str | None:
-        """The container of a process; None: it runs in none, or does not exist."""
-        started = self._started(pid)
-        with self._lock:
-            cached = self._cached.get(pid)
-        if cached and cached[0] == started:
-            return cached[1]
-        return None if started is None else self._look_up(pid, started)
-
-    def _look_up(self, pid: int, started: int) -> str | None:
-        container = container_in(_text(self._proc / str(pid) / "cgroup"))
-        if self._started(pid) != started:  # another process has the pid by now
+        """The container of a process; None: the process is in no container, or does not exist."""
+        started_at = self._start_time(pid)
+        if started_at is None:
             return None
         with self._lock:
-            self._cached[pid] = (started, container)
+            cached_start, container = self._cached.get(pid, (None, None))
+        return container if cached_start == started_at else self._look_up(pid, started_at)
+
+    def _look_up(self, pid: int, started_at: int) -> str | None:
+        container = container_in(_text(self._proc / str(pid) / "cgroup"))
+        if self._start_time(pid) != started_at:  # the process has ended, and another may have its pid
+            return None
+        with self._lock:
+            self._cached[pid] = (started_at, container)
         return container
 
-    def _started(self, pid: int) -> int | None:
-        """Clock ticks from boot to its start. The name before this field may contain spaces and brackets."""
-        fields = _text(self._proc / str(pid) / "stat").rpartition(")")[2].split()
-        return int(fields[19]) if len(fields) > 19 else None
+    def _start_time(self, pid: int) -> int | None:
+        """When the process started, in clock ticks since boot; None: it does not exist."""
+        # Field 22. Field 2 is the command's name in parentheses, and may contain spaces and parentheses.
+        from_field_3 = _text(self._proc / str(pid) / "stat").rpartition(")")[2].split()
+        return int(from_field_3[19]) if len(from_field_3) > 19 else None
 
 
 def _text(path: Path) -> str:

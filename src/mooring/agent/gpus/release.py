@@ -1,13 +1,14 @@
 """Releases a GPU only when nothing of its last container is left on it (R11).
 
-    container ended -> a later sample: no process of it, memory as low as when idle
+    container ended -> a later sample shows none of its processes, and as little memory in use as when idle
                        -> yes: the end is reported, which releases the GPU
                        -> not within 30 s: an incident in the same report quarantines the GPU
 
 A MIG device is checked like a GPU. A share that ends beside others is checked for its own processes only:
 memory that it left behind shows when the last share ends.
 
-Unknown values never count against a GPU. Other faults are in its inventory.
+A value that the driver does not report never counts against a GPU; a missing sample does. A GPU with a fault
+is not checked, because its inventory reports the fault.
 """
 
 import logging
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """What is allocated as one: a GPU, or a MIG device."""
+    """A GPU without MIG devices, or a MIG device."""
 
     uuid: str
     used_mib: int | None
@@ -43,7 +44,7 @@ class _Device:
 
     @property
     def unexplained_mib(self) -> int | None:
-        """Memory in use, without that of listed processes."""
+        """Memory in use that no listed process accounts for; None: unknown."""
         if self.used_mib is None:
             return None
         explained = sum(process["memory_used_mib"] or 0 for process in self.processes)
@@ -51,10 +52,10 @@ class _Device:
 
 
 class ReleaseGate:
-    """Any thread may call.
+    """Waits until the GPUs of an ended container are idle. Any thread may call.
 
     Args:
-        container_of: the container of a process on this machine.
+        container_of: returns the id of the container that a process runs in.
         within_s: how long a GPU may take to become idle.
     """
 
@@ -64,11 +65,11 @@ class ReleaseGate:
         self._reader, self._container_of, self._within_s = reader, container_of, within_s
         self._lock = threading.Lock()
         self._idle_mib: dict[str, int] = {}
-        # Pids on a GPU when its present container started, a display server for instance.
+        # Pids that were on a GPU before its present container started: a display server, for instance.
         self._prior_processes: dict[str, frozenset[int]] = {}
 
     def learn(self, reading: GpuReading, in_use: Collection[str]) -> None:
-        """Record the least memory ever used on GPUs without an instance."""
+        """Record the least unexplained memory seen on each GPU without an instance."""
         for device in _devices(reading).values():
             used = device.unexplained_mib
             if used is not None and device.uuid not in in_use:
@@ -77,11 +78,11 @@ class ReleaseGate:
 
     def note_start(self, gpu_uuids: Collection[str]) -> None:
         """Record the processes on these GPUs, which no other instance uses, before a start."""
-        for device in _devices(self._reader.latest()).values() if gpu_uuids else ():
-            if device.uuid in gpu_uuids:
-                pids = frozenset(process["pid"] for process in device.processes)
-                with self._lock:
-                    self._prior_processes[device.uuid] = pids
+        devices = _devices(self._reader.latest()) if gpu_uuids else {}
+        for uuid in devices.keys() & set(gpu_uuids):
+            pids = frozenset(process["pid"] for process in devices[uuid].processes)
+            with self._lock:
+                self._prior_processes[uuid] = pids
 
     def wait(
         self, container: Container, gpu_uuids: Sequence[str], shared_gpus: Sequence[str] = ()
@@ -89,10 +90,10 @@ class ReleaseGate:
         """Wait until these GPUs of an ended container are idle.
 
         Args:
-            shared_gpus: GPUs that others still use: only the container's own processes must be gone.
+            shared_gpus: GPUs that other containers still use: only this container's processes must be gone.
 
         Returns:
-            Why a GPU is not idle in time, by UUID.
+            The reason for each GPU that is not idle in time, by UUID.
         """
         until = time.monotonic() + self._within_s
         backoff = Backoff(0.05, 1.0)
@@ -104,8 +105,7 @@ class ReleaseGate:
             for uuid in gpu_uuids:
                 self._prior_processes.pop(uuid, None)
             for uuid in busy:
-                # Learned again after an admin has cleared the quarantine.
-                self._idle_mib.pop(uuid, None)
+                self._idle_mib.pop(uuid, None)  # learned again after an admin has cleared the quarantine
         for uuid, why in busy.items():
             log.error("%s/%s has ended, but %s is not idle: %s", *key_of(container), uuid, why)
         return busy
@@ -113,20 +113,21 @@ class ReleaseGate:
     def _busy(
         self, container: Container, gpu_uuids: Sequence[str], shared_gpus: Sequence[str]
     ) -> dict[str, str]:
-        """GPUs that the reader does not list, or that have a fault, count as idle."""
-        wanted = [*gpu_uuids, *shared_gpus]
-        if not wanted or not self._healthy(self._reader.latest(), wanted):
+        """Why GPUs are not idle, by UUID. Those with a fault, or not in the inventory, count as idle."""
+        uuids = [*gpu_uuids, *shared_gpus]
+        if not uuids or not self._healthy(self._reader.latest(), uuids):
             return {}
         reading = self._reader.fresh(_SAMPLE_WITHIN_S)
-        asked = self._healthy(reading or self._reader.latest(), wanted)
+        healthy = self._healthy(reading or self._reader.latest(), uuids)
         devices = _devices(reading) if reading else {}
         why = {
             uuid: self._why_busy(container, devices.get(uuid), alone=uuid not in shared_gpus)
-            for uuid in asked
+            for uuid in healthy
         }
         return {uuid: message for uuid, message in why.items() if message}
 
     def _healthy(self, reading: GpuReading, gpu_uuids: Sequence[str]) -> list[str]:
+        """Those of these GPUs and MIG devices without a fault; all if the inventory is unknown."""
         if reading.inventory is None:
             return list(gpu_uuids)
         gpus = [gpu for gpu in reading.inventory if gpu["fault"] is None]
@@ -140,6 +141,7 @@ class ReleaseGate:
         return left or (self._memory_left(device) if alone else None)
 
     def _processes_left(self, container: Container, device: _Device, *, alone: bool) -> str | None:
+        """`alone`: no other container uses the device, so every process that came since the start counts."""
         with self._lock:
             prior = self._prior_processes.get(device.uuid) if alone else None
         left = [
@@ -162,9 +164,7 @@ class ReleaseGate:
             return None
         if used <= idle + max(_LEAST_TOLERANCE_MIB, _TOLERANCE * (device.total_mib or 0)):
             return None
-        return (
-            f"after its container ended, {used} MiB of its memory are still in use, and {idle} MiB when idle"
-        )
+        return f"after its container ended, {used} MiB of its memory are still in use (idle: {idle} MiB)"
 
 
 def _devices(reading: GpuReading) -> dict[str, _Device]:
@@ -177,5 +177,5 @@ def _devices(reading: GpuReading) -> dict[str, _Device]:
 
 
 def _device(sample: NvmlSample | NvmlMigSample, processes: Sequence[NvmlProcess]) -> _Device:
-    here = [one for one in processes if one["mig_uuid"] in {None, sample["uuid"]}]
-    return _Device(sample["uuid"], sample["memory_used_mib"], sample["memory_total_mib"], here)
+    on_device = [process for process in processes if process["mig_uuid"] in {None, sample["uuid"]}]
+    return _Device(sample["uuid"], sample["memory_used_mib"], sample["memory_total_mib"], on_device)

@@ -1,21 +1,20 @@
 """What a report says about the machine, its GPUs and their faults.
 
-While NVML fails, the node reports a problem (nothing new is placed), and for a minute the last inventory:
-GPUs do not change because a driver call hangs. After that they are unknown.
+While NVML fails, the node reports a problem, so that nothing new is placed. For a minute it still reports the
+last inventory, because a driver call that hangs changes no GPU. After that the GPUs are unknown.
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mooring import __version__
 from mooring.agent.gpus.faults import GpuFaults
 from mooring.agent.gpus.reader import NOT_READ_YET, GpuReader, GpuReading
 from mooring.agent.nvml.types import NodeFault, NvmlSample
-from mooring.agent.runtime import Container, RuntimeFacts
+from mooring.agent.runtime import Container, RuntimeFacts, facts_without_engine
 from mooring.core.gpu import GpuFacts, Sample
 from mooring.core.instance.state import Reason
 from mooring.core.node import NodeFacts
@@ -34,7 +33,7 @@ class Machine:
     hostname: str
     address: str
     labels: Mapping[str, str] = field(default_factory=dict)
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()  # safety checks that the operator has turned off
 
 
 class Telemetry:
@@ -45,10 +44,11 @@ class Telemetry:
     ) -> None:
         self._reader, self._container_of, self._clock = gpus, container_of, clock
         self._failing_since: float | None = None
-        self._inventory: tuple[object, list[GpuFacts]] = (None, [])
+        self._inventory: tuple[object, list[GpuFacts]] = (None, [])  # as read, and validated
         self.faults = GpuFaults(self._recovery_of, clock)
 
     def reading(self) -> GpuReading:
+        """The newest reading. Its error and its events are noted."""
         reading = self._reader.latest()
         if reading.error is None:
             self._failing_since = None
@@ -68,9 +68,9 @@ class Telemetry:
         return self._inventory[1]
 
     def samples(self, reading: GpuReading, containers: Iterable[Container]) -> list[Sample]:
-        """The live samples; each process that runs in an instance names it."""
-        instances = {container.container_id: container.instance_id for container in containers}
-        return [self._attributed(sample, instances) for sample in reading.samples]
+        """The live samples. Each process of an instance has the instance's id."""
+        instance_ids = {container.container_id: container.instance_id for container in containers}
+        return [self._attributed(sample, instance_ids) for sample in reading.samples]
 
     def _failing_for_long(self) -> bool:
         return self._failing_since is not None and self._clock() - self._failing_since > INVENTORY_KEPT_S
@@ -79,14 +79,14 @@ class Telemetry:
         matches = (gpu for gpu in self._reader.latest().inventory or () if gpu["uuid"] == uuid)
         return next((gpu["recovery_action"] for gpu in matches), None)
 
-    def _attributed(self, sample: NvmlSample, instances: Mapping[str, str]) -> Sample:
-        """Args: instances: by container."""
+    def _attributed(self, sample: NvmlSample, instance_ids: Mapping[str, str]) -> Sample:
+        """`instance_ids`: by container id."""
         if not sample["processes"]:
             return Sample.model_validate(sample)
         processes = []
         for process in sample["processes"]:
             container_id = self._container_of(process["pid"])
-            processes.append({**process, "instance_id": instances.get(container_id or "")})
+            processes.append({**process, "instance_id": instance_ids.get(container_id or "")})
         return Sample.model_validate({**sample, "processes": processes})
 
 
@@ -122,12 +122,5 @@ def node_facts(machine: Machine, engine: RuntimeFacts, reading: GpuReading) -> N
 
 def unknown_engine() -> RuntimeFacts:
     """The facts reported before the container engine has answered for the first time."""
-    pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     message = "The container engine of this node has not answered yet"
-    return RuntimeFacts(
-        version=None,
-        cpus=os.cpu_count() or 1,
-        memory_mib=pages * page_bytes // 2**20,
-        problem=Reason(code="docker_unavailable", message=message),
-        simulated=False,
-    )
+    return replace(facts_without_engine(), problem=Reason(code="docker_unavailable", message=message))

@@ -2,7 +2,7 @@
 
     one fresh sample a second, while there is a share -> the GPU memory of each container -> strikes
         -> too much in two samples in a row: that container is killed, and never its neighbour
-        -> unknown, of a process or of the whole GPU: no strike
+        -> unknown, of a process or of the whole GPU: such a sample is skipped
 
 Where MPS runs, it rejects such allocations itself; this catches what bypasses it.
 """
@@ -18,14 +18,14 @@ from mooring.agent.nvml.types import NvmlSample
 from mooring.agent.runtime import Container
 from mooring.core.instance.state import Reason
 
-# Short: a neighbour whose memory is taken fails at its next allocation. NVML updates once a second.
+# Often, because a neighbour whose memory is taken fails at its next allocation; NVML updates once a second.
 CHECK_EVERY_S: Final = 1.0
 # One sample may catch a program between two allocations, or a pid that was just reused.
 STRIKES: Final = 2
 # The driver's part of a CUDA context counts as the program's memory, and differs by release.
 LEAST_TOLERANCE_MIB: Final = 64
 TOLERANCE: Final = 0.02  # of the allowed memory
-# Inventory readings, 15 s apart; a single one may miss a device that exists.
+# In a row: a single inventory reading may miss a device that exists.
 MISSING_READINGS: Final = 2
 _SAMPLE_WITHIN_S: Final = 2.0
 
@@ -34,7 +34,7 @@ ContainerOf = Callable[[int], str | None]
 
 @dataclass(frozen=True, slots=True)
 class ShareUsage:
-    """The memory that a container may use and uses of the GPU that it shares, in MiB."""
+    """A container's memory on the GPU that it shares, in MiB."""
 
     key: Key
     gpu_uuid: str
@@ -66,18 +66,18 @@ def share_usages(
 def _memory_of(container: Container, sample: NvmlSample | None, container_of: ContainerOf) -> int | None:
     if sample is None or sample["processes"] is None:
         return None
-    known = 0
+    used = 0
     for process in sample["processes"]:
         if container_of(process["pid"]) != container.container_id:
             continue
         if process["memory_used_mib"] is None:
             return None
-        known += process["memory_used_mib"]
-    return known
+        used += process["memory_used_mib"]
+    return used
 
 
 def count_strikes(
-    strikes: Mapping[Key, int], seen: Iterable[ShareUsage]
+    strikes: Mapping[Key, int], usages: Iterable[ShareUsage]
 ) -> tuple[dict[Key, int], list[ShareUsage]]:
     """The strikes after these samples, and the usages that reached the limit of strikes.
 
@@ -85,31 +85,32 @@ def count_strikes(
     """
     after: dict[Key, int] = {}
     exceeded: list[ShareUsage] = []
-    for use in seen:
-        before = strikes.get(use.key, 0)
-        count = before if use.used is None else before + 1 if use.is_excessive else 0
-        if count >= STRIKES and use.is_excessive:
-            exceeded.append(use)
-        elif count:
-            after[use.key] = count
+    for usage in usages:
+        before = strikes.get(usage.key, 0)
+        if usage.is_excessive and before + 1 >= STRIKES:
+            exceeded.append(usage)
+        elif usage.is_excessive:
+            after[usage.key] = before + 1
+        elif usage.used is None and before:
+            after[usage.key] = before
     return after, exceeded
 
 
-def _memory_exceeded(use: ShareUsage) -> Reason:
+def _memory_exceeded(usage: ShareUsage) -> Reason:
     message = (
-        f"Its processes used {use.used} MiB of {use.gpu_uuid}, but its share is {use.allowed} MiB; it was "
-        "killed to protect the other instances on this GPU"
+        f"Its processes used {usage.used} MiB of {usage.gpu_uuid}, but its share is {usage.allowed} MiB; it "
+        "was killed to protect the other instances on this GPU"
     )
     return Reason(code="gpu_memory_exceeded", message=message)
 
 
-def missing(reading: GpuReading, holders: Iterable[Container]) -> list[tuple[Key, str]]:
-    """MIG devices that a container has, but that its healthy GPU does not list."""
+def missing_devices(reading: GpuReading, containers: Iterable[Container]) -> list[tuple[Key, str]]:
+    """The container and UUID of each MIG device that its healthy GPU no longer lists."""
     if reading.error is not None or reading.inventory is None:
         return []
     gpus = {gpu["uuid"]: gpu for gpu in reading.inventory if gpu["fault"] is None}
     found = []
-    for container in holders:
+    for container in containers:
         for uuid, gpu_uuid in zip(container.gpu_uuids, container.parent_gpus, strict=False):
             gpu = gpus.get(gpu_uuid)
             if gpu is not None and uuid not in {device["uuid"] for device in gpu["mig_devices"]}:
@@ -123,7 +124,7 @@ def _device_lost(uuid: str) -> Reason:
 
 
 class Watchdog:
-    """Remembers strikes between two checks. Used by one thread."""
+    """Remembers strikes and missing devices from check to check. Used by one thread."""
 
     def __init__(self, reader: GpuReader, container_of: ContainerOf) -> None:
         self._reader, self._container_of = reader, container_of
@@ -134,7 +135,8 @@ class Watchdog:
     def check(self, containers: Sequence[Container]) -> list[tuple[Key, Reason]]:
         """The containers to kill, and why."""
         lost = [(key, _device_lost(uuid)) for key, uuid in self._lost(containers)]
-        return [*lost, *((use.key, _memory_exceeded(use)) for use in self._exceeded(containers))]
+        exceeded = [(usage.key, _memory_exceeded(usage)) for usage in self._exceeded(containers)]
+        return [*lost, *exceeded]
 
     def _exceeded(self, containers: Sequence[Container]) -> list[ShareUsage]:
         sharing = [one for one in containers if one.share]
@@ -151,5 +153,6 @@ class Watchdog:
         if reading.inventory is self._inventory:
             return []
         self._inventory = reading.inventory
-        self._missing = {one: self._missing.get(one, 0) + 1 for one in missing(reading, containers)}
+        missing = missing_devices(reading, containers)
+        self._missing = {one: self._missing.get(one, 0) + 1 for one in missing}
         return [one for one, times in self._missing.items() if times >= MISSING_READINGS]

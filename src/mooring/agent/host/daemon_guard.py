@@ -1,6 +1,6 @@
 """Blocks the Docker daemon itself from cloud metadata, with firewall rules for its control group.
 
-    OUTPUT ─> MOORING-DAEMON   TCP to metadata addresses, from sockets of the daemon's control group
+    OUTPUT ─> MOORING-DAEMON   rejects TCP to metadata addresses, from sockets of the daemon's control group
 
 The daemon connects to any address in an image's name, a registry's redirect or its token realm, as root and
 from the host's network, where the rules for containers do not apply. Matching all of root's packets would
@@ -82,7 +82,7 @@ class DaemonGuard:
         self._firewall, self._namespace, self._every_s = firewall, namespace, every_s
         self._lock = threading.Lock()
         self._due_at = 0.0
-        self._set: dict[int, tuple[list[str], list[str]]] = {}  # per IP version: requested, and listed
+        self._set: dict[int, tuple[list[str], list[str]]] = {}  # per IP version: rules wanted, rules listed
         self._logged: str | None = None
 
     def ensure_rules(self, bridges: Collection[str] = ()) -> None:
@@ -106,7 +106,7 @@ class DaemonGuard:
         groups = daemon_groups(namespace=self._namespace)
         if not groups:
             return "found no daemon with a control group of its own (cgroup v2, as the agent sees it)"
-        for version in self._firewall.families():
+        for version in self._firewall.ip_versions():
             self._restore(version, rules(version, groups), bridges)
         return None
 

@@ -7,7 +7,7 @@
 The rules match the name of the bridge that a packet comes from, so they do not change with the projects.
 Replies are allowed: published ports work, also for clients that containers may not connect to.
 
-On each node, all members of groups on an overlay share one bridge to the outside, the gateway.
+On each node, the overlays of all groups share one bridge to the outside, the gateway.
 """
 
 import logging
@@ -85,16 +85,13 @@ def forward_rules(version: int, management: Iterable[Network], gateways: Collect
         *(network for network in METADATA if ip_network(network).version == version),
         *(str(network) for network in management if network.version == version),
     ]
-    dns = [f"-d {_NAME_SERVER} -p {each} -m {each} --dport 53 -j RETURN" for each in ("udp", "tcp")]
-    sources = [f"-i {bridge}" for bridge in (_BRIDGES, *gateways)]
+    dns = [f"-d {_NAME_SERVER} -p {name} -m {name} --dport 53 -j RETURN" for name in ("udp", "tcp")]
+    bridges = (_BRIDGES, *gateways)
+    sources = [f"-i {bridge}" for bridge in bridges]
     return [
         # Between two bridges. Traffic within a project's bridge is not routed.
         f"-i {_BRIDGES} -o {_BRIDGES} -m physdev ! --physdev-is-bridged -j DROP",
-        *(
-            f"-i {one} -o {other} -j DROP"
-            for gateway in gateways
-            for one, other in ((_BRIDGES, gateway), *((gateway, each) for each in (_BRIDGES, *gateways)))
-        ),
+        *(f"-i {a} -o {b} -j DROP" for a in bridges for b in bridges if a in gateways or b in gateways),
         *(f"{source} -p udp -m udp --dport {VXLAN_PORT} -j DROP" for source in sources),
         *(f"{source} {_REPLIES}" for source in sources),
         *(f"{source} {rule}" for source in sources for rule in (dns if version == 4 else ())),
@@ -135,7 +132,7 @@ class Firewall:
     """The rules on one machine. Thread-safe.
 
     Args:
-        management: returns the addresses that containers must not reach.
+        management: returns further networks that containers must not reach.
         enter: the command prefix that enters Docker's network namespace, if it is not the agent's.
         program_path: the search path for iptables, by default PATH and the system's folders.
     """
@@ -155,24 +152,24 @@ class Firewall:
         """Restore missing or changed rules. Raises FirewallUnavailable.
 
         Args:
-            bridges: those of Mooring's networks, and the one for all overlays. Docker uses the packet filter
-                whose rules name all of them.
+            bridges: the bridges of Mooring's networks, and the gateway. Docker uses the packet filter whose
+                rules name all of them.
         """
         with self._lock:
             variant = self._variant(bridges)
             gateways = tuple(sorted(bridge for bridge in bridges if not bridge.startswith(BRIDGE_PREFIX)))
             wanted = _RuleInput(frozenset(self._management()), gateways)
-            for version in self.families():
+            for version in self.ip_versions():
                 self._ensure(version, variant, wanted)
 
     def check(self, bridges: Collection[str] = ()) -> bool:
         """Return whether the rules are active. Raises FirewallUnavailable: they cannot be set."""
         variant = self._variant(bridges)
-        listings = [self._listing(version, variant) for version in self.families()]
+        listings = [self._listing(version, variant) for version in self.ip_versions()]
         return all(_is_jumped_to(listing) and _rules(listing) for listing in listings)
 
     @staticmethod
-    def families() -> list[int]:
+    def ip_versions() -> list[int]:
         """Return the IP versions that the kernel supports."""
         return [4, 6] if Path("/proc/net/if_inet6").exists() else [4]
 
@@ -253,14 +250,14 @@ class Firewall:
 
 
 class Isolation:
-    """Sets the rules. If that fails, blocks all starts (`required`) or logs a warning."""
+    """Sets the rules. If that fails, logs a warning, and blocks all starts if isolation is required."""
 
     def __init__(self, firewall: Firewall, *, required: bool) -> None:
         self._firewall, self._required = firewall, required
         self._logged: str | None = None
 
     def problem(self, bridges: Collection[str]) -> Reason | None:
-        """Restore missing rules. Return why no instance may be started on this node; None: it may."""
+        """Restore missing rules. Return why nothing may start on this node; None: instances may."""
         why = None
         try:
             self._firewall.ensure_rules(bridges)
@@ -279,13 +276,13 @@ def management_addresses(
 ) -> Callable[[], Collection[Network]]:
     """Return a function for the configured addresses, by default those of the control plane.
 
-    The rules block all ports, such as those of its database and sshd. A loopback address is omitted, since no
-    container can reach it.
+    The rules block all ports of these addresses, for example a database and sshd beside the control plane.
+    A loopback address is omitted, since no container can reach it.
     """
     if given is not None:
         return lambda: given
 
-    @cache  # of addresses; a failed lookup is repeated
+    @cache  # does not cache a failed lookup, which raises
     def resolved(host: str) -> frozenset[Network]:
         answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         found = {ip_address(str(answer[4][0]).split("%", maxsplit=1)[0]) for answer in answers}
@@ -303,9 +300,9 @@ def management_addresses(
 
 
 def _jumps(listing: Sequence[str]) -> list[tuple[str, str]]:
-    """Return pairs of a chain and the chain of Mooring that it must jump to.
+    """Return pairs: one of the machine's chains, and the chain of Mooring that it must jump to.
 
-    For IPv6, Docker has its chain only if it makes IPv6 rules.
+    Docker has its chain for IPv6 only if it makes IPv6 rules.
     """
     return [
         ("INPUT", INPUT_CHAIN),

@@ -31,7 +31,7 @@ Preflight = Callable[[Info], Reason | None]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of `mooring doctor`. `ok`: None is a warning."""
+    """One line of `mooring doctor`. `ok` is None for a warning."""
 
     name: str
     ok: bool | None
@@ -64,8 +64,8 @@ def read_toolkit(config: Path = TOOLKIT_CONFIG, path: str | None = None) -> Tool
     return Toolkit(_toolkit_version(path), _has_unsafe_option(config))
 
 
-def problem(toolkit: Toolkit, *, has_gpus: bool, allow_unsafe_toolkit: bool = False) -> Reason | None:
-    """Return why the toolkit forbids starts on this node (R1), if so. CPU nodes need no toolkit."""
+def toolkit_problem(toolkit: Toolkit, *, has_gpus: bool, allow_unsafe_toolkit: bool = False) -> Reason | None:
+    """Return why no instance may be started on this node (R1), if it has GPUs and the toolkit is unsafe."""
     if not has_gpus or allow_unsafe_toolkit:
         return None
     floor = version_floors.floors()[TOOLKIT]
@@ -83,7 +83,7 @@ def problem(toolkit: Toolkit, *, has_gpus: bool, allow_unsafe_toolkit: bool = Fa
 
 
 def runtime_problem(info: Info, runtime: str) -> Reason | None:
-    """Return why no instance may be started on this node (R14): the engine lacks the runtime, if so."""
+    """Return why no instance may be started on this node (R14), if the engine lacks the runtime."""
     if not (listed := info.get("Runtimes")) or runtime in listed:
         return None
     return Reason(
@@ -94,7 +94,7 @@ def runtime_problem(info: Info, runtime: str) -> Reason | None:
 
 
 def versions_problem(info: Info, runtime: str) -> Reason | None:
-    """Return why no instance may be started on this node (R1): known container escapes of the engine, if any.
+    """Return why no instance may be started on this node (R1), if a version is vulnerable or unknown.
 
     Args:
         runtime: Docker's name of the runtime in use; the floor of runc applies to runc only.
@@ -122,7 +122,7 @@ def versions_problem(info: Info, runtime: str) -> Reason | None:
 
 
 def socket_problem(info: Info, environment: Mapping[str, str]) -> Reason | None:
-    """Return why no instance may be started on this node (R8): Docker listens on TCP without TLS, if so."""
+    """Return why no instance may be started on this node (R8), if Docker listens on TCP without TLS."""
     docker_host = environment.get("DOCKER_HOST", "")
     if docker_host.startswith(("tcp://", "http://")) and not environment.get("DOCKER_TLS_VERIFY"):
         exposed = docker_host
@@ -172,8 +172,8 @@ def checks(
     """Return all checks, in the order in which failures should be fixed.
 
     Args:
-        info: queries the engine; if it raises RuntimeUnavailable, the error's text becomes the detail.
-        disk: measures the engine's disk and probes its limits.
+        info: queries the engine. If it raises, the error becomes a failed check, in place of the engine's.
+        disk: measures the engine's disk, and probes whether it limits containers. May raise like `info`.
         nvml: the GPU reader's result; None if the machine has no NVIDIA driver.
     """
     uuids = [gpu["uuid"] for gpu in cast(NvmlInventory, nvml)["gpus"]] if nvml and "gpus" in nvml else []
@@ -202,11 +202,6 @@ def engine_checks(
         _init(info),
         _cdi(info, uuids),
     ]
-
-
-def warnings(found: list[Check]) -> list[str]:
-    """Return the warnings that the agent logs at startup."""
-    return [f"{check.name}: {check.detail}; {check.remedy}" for check in found if check.ok is None]
 
 
 def _toolkit_version(path: str | None) -> Version | None:
@@ -238,7 +233,7 @@ def _toolkit(toolkit: Toolkit, *, has_gpus: bool, allow_unsafe: bool) -> Check:
     name, detail = TOOLKIT, "not found"
     if toolkit.version is not None:
         detail = f"version {dotted(toolkit.version)}"
-    reason = problem(toolkit, has_gpus=has_gpus)
+    reason = toolkit_problem(toolkit, has_gpus=has_gpus)
     if reason is None:
         return Check.fine(name, detail if has_gpus else f"{detail}; not needed without GPUs")
     if allow_unsafe:
@@ -300,7 +295,7 @@ def _live_restore(info: Info) -> Check:
     if info.get("LiveRestoreEnabled"):
         return Check.fine("live-restore", "on")
     detail = "off: a restart of Docker stops every instance on this node"
-    if is_in_swarm(info):  # Docker takes part in a swarm only without it
+    if is_in_swarm(info):  # Docker does not join a swarm with live-restore
         return Check.warning("live-restore", detail, "leave the swarm, unless groups need its networks")
     return Check.warning("live-restore", detail, 'set "live-restore": true in /etc/docker/daemon.json')
 
@@ -347,7 +342,7 @@ def disk_checks(report: DiskReport) -> list[Check]:
 def _disk(report: DiskReport) -> Check:
     root, space = report.root, report.space
     if space is None:
-        remedy = "run the agent on its host, or mount that folder into its container, read-only"
+        remedy = "run the agent on the host, or mount that folder read-only into the agent's container"
         return Check.warning("disk", f"the agent cannot see {root}", remedy)
     free, total, images = (mib // 1024 for mib in (space.available_mib, space.total_mib, report.images_mib))
     detail = f"{free} of {total} GiB free in {root}, {images} GiB of images"

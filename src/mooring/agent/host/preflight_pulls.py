@@ -21,7 +21,7 @@ def downloads(config: Path = DAEMON_CONFIG) -> Check:
     except FileNotFoundError:
         limit = DOCKER_DEFAULT
     except (OSError, ValueError, AttributeError) as error:
-        return Check.warning(_NAME, f"{config} cannot be read: {error}", "make it valid JSON")
+        return Check.warning(_NAME, f"{config} cannot be read: {error}", "make it a readable JSON object")
     if isinstance(limit, int) and limit >= MIN_DOWNLOADS:
         return Check.fine(_NAME, f"{limit} layers")
     detail = f"{limit} layers at a time for all projects: one slow registry delays other projects' pulls"

@@ -12,7 +12,7 @@ from mooring.core.instance.state import Reason
 
 
 def preflight_of(settings: AgentSettings, *, has_gpus: Callable[[], bool]) -> preflight.Preflight:
-    """Return a function for the problem that forbids starts on this machine; called for every report."""
+    """Return a function that finds why nothing may start on this machine; it is called for every report."""
 
     def unsafe_version(info: preflight.Info) -> Reason | None:
         if settings.allow_unsafe_versions:
@@ -23,7 +23,7 @@ def preflight_of(settings: AgentSettings, *, has_gpus: Callable[[], bool]) -> pr
         return (
             preflight.socket_problem(info, os.environ)
             or unsafe_version(info)
-            or preflight.problem(
+            or preflight.toolkit_problem(
                 preflight.read_toolkit(),
                 has_gpus=has_gpus(),
                 allow_unsafe_toolkit=settings.allow_unsafe_toolkit,

@@ -25,7 +25,7 @@ _COMPONENTS = {"Engine": DOCKER, "containerd": CONTAINERD, "runc": RUNC}
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The vulnerable ranges of one component: the first vulnerable version, and the first fixed one."""
+    """The vulnerable ranges of one component: each from the first vulnerable to the first fixed version."""
 
     component: str
     vulnerable: tuple[tuple[Version, Version], ...]
@@ -64,7 +64,7 @@ def reviewed() -> date:
 
 
 def engine_versions(info: Mapping[str, Any]) -> dict[str, str]:
-    """Return the versions that the engine states, by component."""
+    """Return the versions that the engine states, by component, without those that are not numbers."""
     stated = {
         _COMPONENTS[item["Name"]]: str(item.get("Version") or "")
         for item in info.get("Components") or ()

@@ -1,4 +1,4 @@
-"""Removes images that have been unused for a long time, and more of them while the disk is nearly full.
+"""Removes images that have been unused for a long time, and others while the disk is nearly full.
 
 Removes the least recently used first. Keeps images that have a container, are being pulled, were used
 recently, match the operator's patterns, or were not pulled by Mooring.
@@ -20,7 +20,7 @@ from mooring.agent.sync.workers import Workers
 from mooring.core.images import ImageName, is_allowed
 
 SWEEP_EVERY_S: Final = 60.0
-# An instance finds its image a few engine calls before its container exists.
+# Images used within this time are kept: an instance finds its image a few calls before its container exists.
 JUST_USED_S: Final = 600.0
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class CollectorPolicy:
     max_unused_s: float = 7 * 86_400.0
     high_pct: int = 85
     low_pct: int = 75
-    keep: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()  # patterns of image names
     just_used_s: float = JUST_USED_S
 
 
@@ -66,7 +66,7 @@ class ImageCollector:
 
     @property
     def images_mib(self) -> int:
-        """The size of all images as of the last sweep. Raises RuntimeUnavailable before the first one."""
+        """The size of all images as of the last sweep. Before the first, may raise RuntimeUnavailable."""
         if self._images_mib is None:
             self._images_mib = _sum_mib(self._engine.images())
         return self._images_mib
@@ -90,7 +90,7 @@ class ImageCollector:
         """Remove unused images. Raises RuntimeUnavailable: the engine does not answer.
 
         Args:
-            make_room: remove images down to the low watermark although the high one is not reached.
+            make_room: remove images down to the low watermark even if the high one is not reached.
         """
         with self._sweeping:
             images = self._engine.images()
@@ -132,7 +132,7 @@ class ImageCollector:
         try:
             remove_image(self._engine, candidate.image_id, candidate.names)
         except EngineRefused as refusal:
-            # A new container uses the image, or another image is built on it.
+            # For example, a new container uses the image, or another image is built on it.
             log.info("kept image %s: %s", candidate.image_id, refusal.message)
             return False
         finally:
@@ -159,11 +159,11 @@ def remove_image(engine: Engine, image_id: str, names: Iterable[str]) -> None:
 
 
 def names_of(image: dict[str, Any]) -> tuple[str, ...]:
-    """All names of an image in the engine, tags first."""
+    """Return all names of an image in the engine, tags first."""
     listed = [*(image.get("RepoTags") or ()), *(image.get("RepoDigests") or ())]
     return tuple(name for name in listed if not name.startswith("<none>"))
 
 
 def _sum_mib(images: Iterable[dict[str, Any]]) -> int:
-    """Counts shared layers for each image. Rounded to 64 MiB: the control plane stores every change."""
+    """Return a size that counts shared layers for each image, in steps of 64 MiB: each change is stored."""
     return sum(int(image.get("Size") or 0) for image in images) // 2**26 * 64

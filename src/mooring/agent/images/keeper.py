@@ -22,7 +22,7 @@ _MAX_REJECTED: Final = 256
 
 
 class ImageKeeper:
-    """The pull limits and the image usage of one engine. Thread-safe."""
+    """The pull limits and the image usage of one engine. Thread-safe. `shown`: an image as users wrote it."""
 
     def __init__(
         self,
@@ -33,9 +33,8 @@ class ImageKeeper:
         self.limits = PullLimits()
         self._engine, self._usage = engine, usage or ImageUsage()
         self._lock = threading.Lock()
-        self._rejected: TTLCache[str, Reason] = TTLCache(
-            _MAX_REJECTED, REJECTED_FOR_S, clock
-        )  # by image name
+        # By image name.
+        self._rejected: TTLCache[str, Reason] = TTLCache(_MAX_REJECTED, REJECTED_FOR_S, clock)
 
     def use(self, shown: str, image_id: str) -> None:
         """Mark the image as used. Raises StartDelayed: it is being removed."""
@@ -44,7 +43,7 @@ class ImageKeeper:
             raise StartDelayed(Reason(code="image_being_removed", message=message))
 
     def before(self, shown: str, name: str) -> set[str]:
-        """Return the ids of the images on the node before a pull.
+        """Check whether a pull may begin. Return the ids of the images that are on the node before it.
 
         Raises:
             StartRefused: `node_disk_full`, or `image_too_large` from a recent pull.
@@ -62,7 +61,7 @@ class ImageKeeper:
             self.limits.during(shown, compressed_bytes)
 
     def after(self, shown: str, name: ImageName, found: dict[str, Any], *, was_there: bool) -> None:
-        """Record the pull. Raises StartRefused: the image was too large and is removed."""
+        """Record the pull. Raises StartRefused: the image was too large; removed unless it `was_there`."""
         if not was_there or self._usage.knows(found["Id"]):
             self._usage.add(found["Id"], name.repository)
         try:

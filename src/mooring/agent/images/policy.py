@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mooring.agent.disk.storage import DiskPolicy, Space
-from mooring.agent.docker.create import LABEL
+from mooring.agent.docker.create import LABEL_PREFIX
 from mooring.agent.runtime import StartRefused
 from mooring.core.instance.state import Reason
 
@@ -24,10 +24,10 @@ _KIB, _MIB = 2**10, 2**20
 MAX_VARIABLES: Final = 1024
 MAX_ENV_BYTES: Final = 128 * _KIB
 MAX_LABELS: Final = 512
-MAX_LABEL_NAME_BYTES: Final = 16 * _KIB  # in every list; containers do not inherit the values
+MAX_LABEL_NAME_BYTES: Final = 16 * _KIB  # of all names, which are in every list; containers have no values
 MAX_PORTS: Final = 256
 MAX_CONFIG_BYTES: Final = 512 * _KIB
-_NAMED: Final = 5
+_MAX_NAMED_LABELS: Final = 5
 
 
 def require_acceptable(image: str, inspected: Mapping[str, Any]) -> None:
@@ -43,9 +43,9 @@ def require_acceptable(image: str, inspected: Mapping[str, Any]) -> None:
 
 def _why_not(config: Mapping[str, Any]) -> str | None:
     labels, env = config.get("Labels") or {}, config.get("Env") or ()
-    if reserved := sorted(name for name in labels if name.lower().startswith(LABEL)):
-        named = ", ".join(name[:100] for name in reserved[:_NAMED])
-        return f"labels that begin with {LABEL} are reserved for Mooring (it has {named})"
+    if reserved := sorted(name for name in labels if name.lower().startswith(LABEL_PREFIX)):
+        named = ", ".join(name[:100] for name in reserved[:_MAX_NAMED_LABELS])
+        return f"labels that begin with {LABEL_PREFIX} are reserved for Mooring (it has {named})"
     sizes = (
         (len(labels), MAX_LABELS, "labels"),
         (_bytes(labels), MAX_LABEL_NAME_BYTES, "bytes in the names of its labels"),
@@ -100,7 +100,8 @@ class PullLimits:
 
     def _require_space(self, image: str) -> None:
         if self._is_low():
-            message = f"the node's disk is too full to pull {image}; start it again later, or on another node"
+            later = "start the instance again later, or on another node"
+            message = f"the node's disk is too full to pull {image}; {later}"
             raise StartRefused(Reason(code="node_disk_full", message=message))
 
     def _too_large(self, image: str, size: int, how: str) -> StartRefused:

@@ -1,7 +1,7 @@
 """Images that were pulled with a project's credentials, and the registries that control access to them.
 
 The engine has no access control: anyone who names an image gets it. So the agent records images pulled with
-credentials. Another instance may use one only if a registry that it was pulled from grants access.
+credentials. Another instance may use such an image only if a registry it was pulled from grants access.
 
 Images are identified by id, since any registry can offer the same image under another name, and Docker then
 downloads nothing. A registry that offers an image that was on the node before is not a source of it.
@@ -21,7 +21,7 @@ FILE: Final = "private_images"
 
 
 class _PrivateImagesFile(BaseModel):
-    """Repositories that were pulled from with credentials, and the sources of each image (none: public).
+    """Repositories that were pulled from with credentials, and the sources of each image ([]: public).
 
     A repository is saved before the pull: if the agent dies, or the engine completes an aborted pull, the
     image is still protected.
@@ -34,7 +34,7 @@ class _PrivateImagesFile(BaseModel):
 
 
 class PrivateImages:
-    """Saved with `save`. Names are `registry/path@digest`, ids are the engine's. Thread-safe."""
+    """The file, saved with `save`. Names are `registry/path@digest`, ids are the engine's. Thread-safe."""
 
     def __init__(self, saved: bytes | None = None, save: Callable[[bytes], None] = lambda _: None) -> None:
         self._lock = threading.Lock()
@@ -53,10 +53,10 @@ class PrivateImages:
             ) from error
 
     def sources(self, image_id: str, names: Collection[str]) -> tuple[str, ...]:
-        """Return the sources of an image: any of them can grant access. None: the image is public.
+        """Return the sources of an image: any of them can grant access. Without any, the image is public.
 
         Args:
-            names: all of its names in the engine.
+            names: all names of the image in the engine.
         """
         with self._lock:
             return tuple(self._sources(image_id, names))
@@ -81,6 +81,7 @@ class PrivateImages:
         with self._lock:
             after = before = self._known.sources.get(image_id)
             if before is None:
+                # Sources other than this one are from pulls with credentials that were interrupted.
                 sources = self._sources(image_id, names)
                 others = [name for name in sources if not _has([name], repository)]
                 if sources or credentials:

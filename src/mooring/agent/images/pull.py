@@ -62,27 +62,27 @@ class Images:
         self._shared: dict[str, _SharedPull] = {}
 
     def present(self, assignment: Assignment) -> Image | None:
-        """Return the image if it is on the node. None for a tag that the registry must resolve.
+        """Return the image if it is on the node; None also for a tag that the registry must resolve.
 
         Raises as `ensure`.
         """
-        wanted = Wanted.by(assignment)
+        wanted = Wanted.of(assignment)
         return self._present(wanted) if wanted.local_images or wanted.name.digest else None
 
     @staticmethod
-    def subject(assignment: Assignment) -> str:
-        """Return the name to pull. Assignments with the same name share one pull."""
-        return str(Wanted.by(assignment).name)
+    def name_to_pull(assignment: Assignment) -> str:
+        """Return the name of the image to pull. Assignments with the same name share one pull."""
+        return str(Wanted.of(assignment).name)
 
     def ensure(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Image | None:
         """Return the assignment's image, pulled if it is missing; None if cancelled.
 
         Raises:
             StartRefused: the image cannot be pulled or used.
-            StartDelayed: its registry does not answer.
+            StartDelayed: the registry does not answer or is slow, or the image is being removed.
             RuntimeUnavailable: the engine does not answer.
         """
-        wanted = Wanted.by(assignment)
+        wanted = Wanted.of(assignment)
         if not wanted.local_images and wanted.name.digest is None:
             wanted = self._access.authorize(wanted)
         if (image := self._present(wanted)) is not None:
@@ -117,24 +117,24 @@ class Images:
                     del self._shared[name]
 
     def _present(self, wanted: Wanted) -> Image | None:
-        """Return the image on the node. None if this assignment may not use it: the pull then fails."""
-        found = self._found(wanted) if wanted.local_images else self._found_pulled(wanted)
+        """Return the image on the node; None also if the assignment may not use it: its pull then fails."""
+        found = self._find_local(wanted) if wanted.local_images else self._find_pulled(wanted)
         if found is None or not self._is_permitted(wanted, found):
             return None
         self._keeper.use(wanted.shown, found["Id"])
         return image_of(found, wanted.name)
 
-    def _found(self, wanted: Wanted) -> Document | None:
+    def _find_local(self, wanted: Wanted) -> Document | None:
         found = self._inspect(str(wanted.name))
         if found is not None or wanted.name.digest is None:
             return found
-        # The engine may list the digest under another repository, as when the instance was created.
+        # The digest may be another repository's (see `_digest`): find the image by its tag instead.
         found = self._inspect(str(ImageName.parse(wanted.shown)))
         digests = {ImageName.parse(name).digest for name in _names(found)} if found else set()
         return found if wanted.name.digest in digests else None
 
-    def _found_pulled(self, wanted: Wanted) -> Document | None:
-        """Return the image if the agent pulled it by this digest: its registry verified nothing else."""
+    def _find_pulled(self, wanted: Wanted) -> Document | None:
+        """Return the image if the agent pulled it by this digest: no registry has confirmed any other."""
         found = self._inspect(str(wanted.name))
         pulled = self._pulled.find(str(wanted.name), found["Id"]) if found else None
         if found is None or pulled is None:
@@ -143,7 +143,7 @@ class Images:
             if not wanted.authorized and not self._access.is_granted(wanted.name, wanted):
                 return None
             if wanted.credentials_for(wanted.name.registry) is None:
-                self._pulled.add(str(wanted.name), found["Id"], private=False)
+                self._pulled.add(str(wanted.name), found["Id"], private=False)  # it needed no credentials
         return found
 
     def _inspect(self, name: str) -> Document | None:
@@ -175,7 +175,7 @@ class Images:
         return not sources
 
     def _record(self, wanted: Wanted, found: Document, *, was_there: bool) -> None:
-        """Record a pull. Its registry has just granted access, so only other source registries are asked."""
+        """Record a pull. Raises StartRefused: the image is private, and none of its sources grants access."""
         image_id, names = found["Id"], _names(found)
         source = wanted.name.pinned(_digest(found, wanted.name))
         own = wanted.credentials_for(source.registry)
@@ -183,6 +183,7 @@ class Images:
         if source.digest is not None:
             self._pulled.add(str(source), image_id, private=own is not None)
         sources = {ImageName.parse(name).repository for name in self._private.sources(image_id, names)}
+        # A source that was just pulled from has granted access: it is not asked again.
         if sources and source.repository not in sources and not self._is_permitted(wanted, found):
             raise StartRefused(pull_failure("the image is another registry's", wanted.shown))
 
@@ -293,8 +294,8 @@ class _Layers:
     """The progress of one pull, as the engine reports it."""
 
     image: str
-    total: dict[str, int] = field(default_factory=dict)
-    current: dict[str, int] = field(default_factory=dict)
+    total: dict[str, int] = field(default_factory=dict)  # bytes to download, by layer
+    current: dict[str, int] = field(default_factory=dict)  # bytes downloaded, by layer
     seen: set[str] = field(default_factory=set)
     done: set[str] = field(default_factory=set)
     states: LayerStates = field(default_factory=LayerStates)
@@ -347,7 +348,7 @@ def _sizes(current: int, total: int) -> str:
 
 @dataclass
 class _SharedPull:
-    """Allows one pull of a reference at a time, and shows its progress to the instances that wait."""
+    """Allows one pull of an image at a time, and shows its progress to the instances that wait for it."""
 
     status: Reason
     pulling: threading.Lock = field(default_factory=threading.Lock)

@@ -19,12 +19,12 @@ from mooring.core.instance.state import Reason
 MIN_PROGRESS_BYTES: Final = 2**20  # within `stall_s`: about 9 KB/s
 STARVED_STALLS: Final = 5  # a pull may wait for a download slot for this multiple of `stall_s`
 SLOW_BYTES_PER_S: Final = 2**20
-RATE_OVER_S: Final = 10.0
+RATE_OVER_S: Final = 10.0  # a pull's rate is measured over this time
 STARVED_AFTER_S: Final = 5.0
-MIN_RUN_S: Final = 15.0
+MIN_RUN_S: Final = 15.0  # younger pulls are not aborted
 YIELD_INTERVAL_S: Final = 5.0  # dockerd needs time to start the waiting layers
 
-_OF_LAYERS = frozenset({"Pulling fs layer", "Waiting", "Downloading"})
+_LAYER_STATES = frozenset({"Pulling fs layer", "Waiting", "Downloading"})  # of layers only, not of images
 _IDLE = frozenset({"Pulling fs layer", "Waiting", "Download complete"})
 _DONE = frozenset({"Pull complete", "Already exists"})
 
@@ -53,7 +53,7 @@ class LayerStates:
             self.steps += 1
         elif status == "Extracting":
             self._unpacked[layer] = detail.get("current") or 0
-        if layer in self._states or status in _OF_LAYERS:
+        if layer in self._states or status in _LAYER_STATES:
             is_step = status in {"Download complete", *_DONE} and self._states.get(layer) != status
             self.steps += is_step
             self._states[layer] = status
@@ -81,7 +81,7 @@ class Deadline:
     def __init__(self, timeouts: PullTimeouts, now: float) -> None:
         self._timeouts = timeouts
         self._began = self._moved_at = now
-        self._progress = 0, 0
+        self._progress = 0, 0  # bytes moved and steps, at `_moved_at`
 
     def exceeded(self, layers: LayerStates, now: float) -> str | None:
         """Return why the pull must fail; None if it may continue."""
@@ -97,7 +97,7 @@ class Deadline:
 
 
 class RunningPull:
-    """The progress of one pull, by which other projects' pulls abort it."""
+    """The progress of one pull, by which `RunningPulls` chooses the pull that must yield."""
 
     def __init__(self, project_id: str, timeouts: PullTimeouts, now: float) -> None:
         self.project_id = project_id

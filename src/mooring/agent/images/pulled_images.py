@@ -2,7 +2,7 @@
 
 The engine has no access control: anyone who names an image on the node gets it, including images that the
 operator built or pulled, and outdated tags. A project without `local_images` may use only the images recorded
-here; for all others the agent contacts the registry.
+here; for all other images the agent contacts the registry.
 """
 
 import json
@@ -34,7 +34,7 @@ class _PulledImagesFile(BaseModel):
 
 
 class PulledImages:
-    """Saved with `save`. References are `registry/path@digest`. Thread-safe."""
+    """The file, saved with `save`. References are `registry/path@digest`. Thread-safe."""
 
     def __init__(self, saved: bytes | None = None, save: Callable[[bytes], None] = lambda _: None) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Asks registries on behalf of an assignment: which digest a tag has, and whether it may use an image."""
+"""Asks registries which digest a tag has, and whether an assignment may use an image."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -23,15 +23,15 @@ class Wanted:
 
     shown: str
     name: ImageName
-    registry: RegistryAuth | None
+    auth: RegistryAuth | None  # the project's credentials of one registry
     redactor: SecretRedactor
     local_images: bool
-    registry_listed: bool
+    registry_listed: bool  # an admin has allowed the registry
     project_id: str
     authorized: bool = False  # the registry has just granted access to `name`
 
     @classmethod
-    def by(cls, assignment: Assignment) -> "Wanted":
+    def of(cls, assignment: Assignment) -> "Wanted":
         shown = assignment.spec.image
         name = ImageName.parse(shown).pinned(assignment.image_digest)
         return cls(
@@ -46,12 +46,12 @@ class Wanted:
 
     def credentials_for(self, registry: str) -> RegistryAuth | None:
         """Return the project's credentials if they are for this registry."""
-        given = self.registry
-        return given if given is not None and registry_host(given.server) == registry else None
+        auth = self.auth
+        return auth if auth is not None and registry_host(auth.server) == registry else None
 
 
 class RegistryAccess:
-    """Sends requests through the engine, which connects from the node's network as root."""
+    """Sends requests to registries through the engine, which connects as root from the node's network."""
 
     def __init__(self, engine: Engine, check: RegistryCheck) -> None:
         self._engine, self._check = engine, check
@@ -75,7 +75,7 @@ class RegistryAccess:
         self.require_allowed(wanted, name)
         try:
             with wanted.redactor.masking():
-                return self._engine.ask_registry(str(name), headers(name, credentials))
+                return self._engine.registry_digest(str(name), headers(name, credentials))
         except EngineRefused:
             raise
         except RuntimeUnavailable as error:
@@ -101,19 +101,19 @@ class RegistryAccess:
 
 
 def headers(name: ImageName, credentials: RegistryAuth | None) -> dict[str, str]:
-    """Return the credentials header: the project's, or empty; never those of the node's operator."""
-    shown: dict[str, str] = {}
+    """Return the header with the project's credentials, or with none; never with the operator's."""
+    auth: dict[str, str] = {}
     if credentials is not None:
-        shown = {
+        auth = {
             "username": credentials.username,
             "password": credentials.password,
             "serveraddress": name.registry,
         }
-    return {"X-Registry-Auth": encode_header(shown).decode()}
+    return {"X-Registry-Auth": encode_header(auth).decode()}
 
 
 def _is_denied(refusal: EngineRefused) -> bool:
-    """Return whether the registry answered; the engine turns most of its answers into a 500."""
+    """Return whether the registry denied access, or has no such image: often an error with status 500."""
     missing = "not found" in refusal.message or "manifest unknown" in refusal.message
     return refusal.status in {400, 404} or missing or is_denial(refusal.message, refusal.status)
 
@@ -125,5 +125,5 @@ def failure_reason(wanted: Wanted, refusal: EngineRefused, credentials: Registry
 
 
 def _registry_unavailable(wanted: Wanted) -> Reason:
-    message = f"a registry that controls access to {wanted.shown} does not answer; will retry"
+    message = f"a registry that controls access to {wanted.shown} does not answer; the node will retry"
     return Reason(code="registry_unavailable", message=message)

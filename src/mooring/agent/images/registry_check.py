@@ -16,10 +16,10 @@ from typing import Final
 from mooring.agent.runtime import StartRefused
 from mooring.core.images import DOCKER_HUB
 from mooring.core.instance.state import Reason
-from mooring.core.registry_hosts import Address, host_of, inside_of, is_inside, literal
+from mooring.core.registry_hosts import Address, host_of, internal_addresses, is_internal, parse_address
 
-Resolve = Callable[[str, float], Collection[Address]]
-Ask = Callable[[str, int, Collection[Address], float], Sequence[str]]
+Resolve = Callable[[str, float], Collection[Address]]  # as `resolve`
+Ask = Callable[[str, int, Collection[Address], float], Sequence[str]]  # as `challenges`
 
 _HUB_HOST: Final = "registry-1.docker.io"
 _HTTPS: Final = 443
@@ -40,10 +40,10 @@ _resolving = threading.BoundedSemaphore(_MAX_RESOLVING)
 
 
 def resolve(host: str, within_s: float) -> Collection[Address]:
-    """Return all addresses of a name. Runs in a thread, since the system's resolver has no timeout.
+    """Return all addresses of a name. Runs in a thread, because the system's resolver has no timeout.
 
     Raises:
-        OSError: there are none, or not in time.
+        OSError: the name has no address, or the resolver did not answer in time.
     """
     found: list[Address] = []
     if not _resolving.acquire(timeout=within_s):
@@ -73,8 +73,8 @@ def challenges(host: str, port: int, addresses: Collection[Address], within_s: f
     Sends no secret, so the certificate is not verified.
 
     Raises:
-        OSError: it does not answer in time.
-        HeadersTooLong
+        OSError: the registry does not answer in time.
+        HeadersTooLong: its headers are not read completely.
     """
     deadline = time.monotonic() + within_s
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -124,12 +124,12 @@ class RegistryCheck:
         Raises:
             StartRefused: `registry_not_allowed`, or `image_pull_failed` for a name without addresses.
         """
-        if is_inside(registry):
+        if is_internal(registry):
             raise StartRefused(_not_allowed(registry))
         host = _HUB_HOST if registry == DOCKER_HUB else host_of(registry)
-        addresses = self._public(host, registry, proxied=proxied)
+        addresses = self._public_addresses(host, registry, proxied=proxied)
         if not addresses:
-            return
+            return  # only the proxy can resolve the name
         try:
             headers = self._ask(host, _port(registry), addresses, _REQUEST_TIMEOUT_S)
         except HeadersTooLong:
@@ -141,21 +141,21 @@ class RegistryCheck:
 
     def _require_public_realm(self, realm: str, registry: str, *, proxied: bool) -> None:
         url = _PLAIN_URL.fullmatch(realm)
-        if url is None or is_inside(url[1]):
+        if url is None or is_internal(url[1]):
             raise StartRefused(_not_allowed(registry))
-        self._public(host_of(url[1]), registry, proxied=proxied)
+        self._public_addresses(host_of(url[1]), registry, proxied=proxied)
 
-    def _public(self, host: str, registry: str, *, proxied: bool) -> Collection[Address]:
-        """Return the host's addresses, all of them public; none if only a proxy can resolve it."""
-        if (address := literal(host)) is not None:
-            return [address]  # `is_inside` has checked it
+    def _public_addresses(self, host: str, registry: str, *, proxied: bool) -> Collection[Address]:
+        """Return the host's addresses, all of them public; none if only a proxy can resolve the name."""
+        if (address := parse_address(host)) is not None:
+            return [address]  # `is_internal` has checked it
         try:
             addresses = self._resolve(host, _RESOLVE_TIMEOUT_S)
         except OSError:
             if proxied:
                 return []
             raise StartRefused(_unresolved(registry)) from None
-        if inside_of(addresses):
+        if internal_addresses(addresses):
             raise StartRefused(_not_allowed(registry))
         return addresses
 
@@ -173,10 +173,11 @@ def _realms(headers: Sequence[str]) -> list[str]:
 
 
 def _not_allowed(registry: str) -> Reason:
-    message = f"{registry} is not on the public internet; an admin can add it to MOORING_ALLOWED_REGISTRIES"
+    unknown = f"{registry} or its token server is not known to be on the public internet"
+    message = f"{unknown}; an admin can add the registry to MOORING_ALLOWED_REGISTRIES"
     return Reason(code="registry_not_allowed", message=message)
 
 
 def _unresolved(registry: str) -> Reason:
-    message = f"the node cannot resolve the registry's name {registry}; check it"
+    message = f"the node cannot resolve the registry's name {registry}; check the name"
     return Reason(code="image_pull_failed", message=message)

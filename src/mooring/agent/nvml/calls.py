@@ -78,18 +78,9 @@ class NvmlGpu:
     """One opened GPU, and what this process remembers of it."""
 
     __slots__ = (
-        "fault",
-        "handle",
-        "identity",
-        "index",
-        "mig_devices",
-        "mig_mode",
-        "mig_places",
-        "readings",
-        "remote_ends",
-        "unsupported",
-        "uuid",
-    )
+        "fault", "handle", "identity", "index", "mig_devices", "mig_mode", "mig_places", "readings",
+        "remote_ends", "unsupported", "uuid",
+    )  # fmt: skip
 
     def __init__(self, handle: Any, index: int, uuid: str, readings: tuple[Call, ...]) -> None:
         self.handle, self.index, self.uuid = handle, index, uuid
@@ -99,7 +90,7 @@ class NvmlGpu:
         self.remote_ends: dict[int, tuple[int | None, str | None]] = {}  # of NVLink lanes
         self.mig_mode: str | None = None
         self.mig_devices: list[dict[str, Any]] = []  # of the last inventory
-        # Their UUIDs by GPU instance and compute instance, which events contain.
+        # The UUIDs of MIG devices by their GPU instance and compute instance, with which events name them.
         self.mig_places: dict[tuple[int, int], str] = {}
         self.fault: str | None = None  # as of the last sample
 
@@ -159,8 +150,8 @@ def message(number: int) -> str:
     return f"NVML: {known}" if known else f"NVML error {number}"
 
 
-def undecoded(function: Call) -> Call:
-    """The function without pynvml's strict decoding: the driver may return any bytes."""
+def _leniently_decoded(function: Call) -> Call:
+    """The function with lenient instead of pynvml's strict decoding: the driver may return any bytes."""
     raw: Call = getattr(function, "__wrapped__", function)
 
     def text(*arguments: Any) -> str:
@@ -170,7 +161,7 @@ def undecoded(function: Call) -> Call:
     return text
 
 
-device_name = undecoded(nvml.nvmlDeviceGetName)
-device_uuid = undecoded(nvml.nvmlDeviceGetUUID)
-driver_version = undecoded(nvml.nvmlSystemGetDriverVersion)
-process_name = undecoded(nvml.nvmlSystemGetProcessName)
+device_name = _leniently_decoded(nvml.nvmlDeviceGetName)
+device_uuid = _leniently_decoded(nvml.nvmlDeviceGetUUID)
+driver_version = _leniently_decoded(nvml.nvmlSystemGetDriverVersion)
+process_name = _leniently_decoded(nvml.nvmlSystemGetProcessName)

@@ -21,7 +21,7 @@ class ChildEndedError(Exception):
 
 
 class NvmlChild:
-    """A running `mooring.agent.nvml.process`. It ends by itself when this process does: its stdin closes."""
+    """A running `mooring.agent.nvml.process`. It ends when its stdin closes, so with this process too."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         # -P: a json.py in the working directory must not be imported. Own process group: Ctrl-C in a

@@ -20,7 +20,7 @@ WAIT_MS: Final = 5000
 MAX_KINDS: Final = 8192  # different events between two calls of `drain`
 
 XID: Final = nvml.nvmlEventTypeXidCriticalError
-# core/xid.py has the same codes. The last two only say that the inventory has changed.
+# core/xid.py describes these codes, but not the last two, which only say that the inventory has changed.
 CODES: Final = {
     nvml.nvmlEventTypeGpuUnavailableError: "gpu_unavailable",
     nvml.nvmlEventTypeFatalPoisonError: "fatal_poison",
@@ -33,7 +33,7 @@ CODES: Final = {
 }
 WANTED: Final = XID | sum(CODES)
 
-# Handle, code, GPU instance and compute instance.
+# Address of the GPU's handle, code, GPU instance and compute instance.
 _Kind = tuple[int | None, str, int, int]
 
 
@@ -53,7 +53,7 @@ class EventListener:
         """The events since the last call. `deaf`: waiting for events failed, so any GPU may have a fault."""
         with self._lock:
             counted, self._counted = self._counted, {}
-        return {"events": [self._event(kind, found) for kind, found in counted.items()], "deaf": self._deaf}
+        return {"events": [self._event(kind, seen) for kind, seen in counted.items()], "deaf": self._deaf}
 
     def _listen(self, events: Any) -> None:
         while not self._deaf:
@@ -75,20 +75,20 @@ class EventListener:
             elif len(self._counted) < MAX_KINDS:
                 self._counted[kind] = {"count": 1, "first_at": at, "last_at": at}
 
-    def _event(self, kind: _Kind, found: dict[str, Any]) -> dict[str, Any]:
-        """An event of a MIG device names it; with a null UUID any GPU of the node may be meant."""
+    def _event(self, kind: _Kind, seen: dict[str, Any]) -> dict[str, Any]:
+        """A `types.GpuEvent` for the events of one kind. `seen`: their count, and the first and last time."""
         address, code, gpu_instance, compute_instance = kind
         gpu = self._gpus.get(address)
         return {
             "uuid": gpu.uuid if gpu else None,
             "code": code,
             "mig_uuids": mig.uuids_at(gpu, gpu_instance, compute_instance) if gpu else [],
-            **found,
+            **seen,
         }
 
 
 def _event_set(gpus: list[NvmlGpu]) -> Any:
-    """An event set with all GPUs that support events; None: no GPU does."""
+    """An event set with all GPUs that support events; None: there are no such GPUs, or no event sets."""
     events = ask(nvml.nvmlEventSetCreate)
     if events is None:
         return None
@@ -105,7 +105,7 @@ def _event_set(gpus: list[NvmlGpu]) -> Any:
 
 
 def _register(gpu: NvmlGpu, events: Any) -> int:
-    """NVML's return code. NOT_SUPPORTED and others leave the set usable."""
+    """NVML's return code. After all codes but NVML_ERROR_UNKNOWN the set is still usable."""
     try:
         wanted = nvml.nvmlDeviceGetSupportedEventTypes(gpu.handle) & WANTED
         if not wanted:

@@ -50,21 +50,21 @@ class _GpuWithLinks:
     __slots__ = ("facts", "gpu", "links")
 
     def __init__(self, gpu: NvmlGpu) -> None:
-        self.gpu, self.facts, self.links = gpu, _facts(gpu), _links(gpu)
+        self.gpu, self.facts, self.links = gpu, _facts(gpu), _active_links(gpu)
 
 
 def read(gpus: list[NvmlGpu]) -> tuple[list[Facts], list[dict[str, Any]]]:
     """The facts of every readable GPU; index, UUID and error code of the others."""
-    known: list[_GpuWithLinks] = []
+    readable: list[_GpuWithLinks] = []
     unreadable: list[dict[str, Any]] = []
     for gpu in gpus:
         try:
-            known.append(_GpuWithLinks(gpu))
+            readable.append(_GpuWithLinks(gpu))
         except GpuFaultError as fault:
             unreadable.append({"index": gpu.index, "uuid": gpu.uuid, "code": fault.code})
-    for one, other in combinations(known, 2):
+    for one, other in combinations(readable, 2):
         _join(one, other)
-    return [each.facts for each in known], unreadable
+    return [each.facts for each in readable], unreadable
 
 
 def _facts(gpu: NvmlGpu) -> Facts:
@@ -97,7 +97,7 @@ def _identity(gpu: NvmlGpu) -> Facts:
 
 
 def _completed(gpu: NvmlGpu, identity: Facts) -> Facts:
-    """This identity, completed with values of earlier readings where this one failed."""
+    """This identity, with the value of an earlier reading for each that could not be read now."""
     for name, value in identity.items():
         if value is not None:
             gpu.identity[name] = value
@@ -141,7 +141,7 @@ def _mig_mode(gpu: NvmlGpu) -> str | None:
 def _health(gpu: NvmlGpu) -> Facts:
     """`fault`: the first reason why the GPU must not be used; None: none is known.
 
-    `conditions` allow new work: NVIDIA remaps pending rows at the next reset.
+    `conditions` do not prevent new work: for example, pending rows are remapped at the next reset.
     """
     _corrected, _uncorrected, pending, failed = gpu.ask(nvml.nvmlDeviceGetRemappedRows) or (0, 0, 0, 0)
     retiring = gpu.ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus)  # Volta and earlier
@@ -158,9 +158,9 @@ def _health(gpu: NvmlGpu) -> Facts:
 
 
 def _recovery_action(gpu: NvmlGpu) -> str | None:
-    """The action that the driver (555 and later) asks for; None: unknown.
+    """The recovery action that the driver (555 and later) requests; None: unknown.
 
-    An action that this release does not know counts as a fault too.
+    An action that this release of Mooring does not know counts as a fault too.
     """
     fields = gpu.ask(nvml.nvmlDeviceGetFieldValues, (nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,))
     if fields is None or fields[0].nvmlReturn != nvml.NVML_SUCCESS:
@@ -171,7 +171,7 @@ def _recovery_action(gpu: NvmlGpu) -> str | None:
     return RECOVERY_ACTIONS.get(number, f"recovery_action_{number}")
 
 
-def _links(gpu: NvmlGpu) -> list[Link]:
+def _active_links(gpu: NvmlGpu) -> list[Link]:
     return [_remote_end(gpu, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS) if _is_up(gpu, link)]
 
 
@@ -202,7 +202,7 @@ def _join(one: _GpuWithLinks, other: _GpuWithLinks) -> None:
 
 
 def _lanes(gpu: _GpuWithLinks, peer: _GpuWithLinks) -> int:
-    """Lanes that end at the peer, else those that end at a switch: as `nvidia-smi topo` counts."""
+    """The number of lanes to the peer, else to switches, as in `nvidia-smi topo`."""
     direct: int = sum(bus_id == peer.facts["pci_bus_id"] for _, bus_id in gpu.links)
     switched: int = sum(kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH for kind, _ in gpu.links)
     return direct or switched

@@ -1,7 +1,8 @@
 """Takes a sample of a GPU: a few NVML calls, each of which may fail without affecting the others.
 
-A reading writes its fields into the sample. One that the GPU does not support is replaced in the GPU's list
-by its parts, by its older form or by nothing, until NVML is initialised again.
+A reading is a function that writes its fields into the sample. A reading that the GPU does not support is
+replaced, in the GPU's own list of readings, by its parts, by an older function or by nothing. The list is
+complete again when the GPU's MIG mode changes or NVML is initialised again.
 """
 
 import os
@@ -74,18 +75,22 @@ def _blank(gpu: NvmlGpu, at: str) -> Sample:
 
 
 def _substitute(gpu: NvmlGpu, reading: Call, sample: Sample, failure: Exception) -> None:
-    """Try the substitutes of a failed reading; if it is unsupported, they replace it in the GPU's list."""
+    """Replace an unsupported reading by its substitutes, and take these now.
+
+    After any other failure the fields stay null this time, but the parts of `_usual` are tried one by one.
+    """
     substitutes = SUBSTITUTES.get(reading, ())
     if is_unsupported(failure):
-        at = gpu.readings.index(reading)
-        gpu.readings = (*gpu.readings[:at], *substitutes, *gpu.readings[at + 1 :])
+        if reading in gpu.readings:  # not if this is a part of `_usual`, which failed for another reason
+            at = gpu.readings.index(reading)
+            gpu.readings = (*gpu.readings[:at], *substitutes, *gpu.readings[at + 1 :])
     elif reading is not _usual:
         return
     for substitute in substitutes:
         try:
             substitute(gpu.handle, sample)
-        except FAILURES as again:
-            _substitute(gpu, substitute, sample, again)
+        except FAILURES as next_failure:
+            _substitute(gpu, substitute, sample, next_failure)
 
 
 def _usual(handle: Handle, sample: Sample) -> None:
@@ -109,7 +114,7 @@ def _utilization(handle: Handle, sample: Sample) -> None:
 
 
 def _memory(handle: Handle, sample: Sample) -> None:
-    """Bytes; version 2 does not count what the driver reserves for itself as used."""
+    """Version 2 does not count as used what the driver reserves for itself."""
     memory = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
     sample["memory_used_mib"] = _used(memory) >> 20
     sample["memory_total_mib"] = _total(memory) >> 20
@@ -122,7 +127,7 @@ def _memory_v1(handle: Handle, sample: Sample) -> None:
 
 
 def _power(handle: Handle, sample: Sample) -> None:
-    """Milliwatts: the mean of 1 s since Ampere, except GA100, and the present value before."""
+    """NVML's value is the mean of 1 s on Ampere (except GA100) and later, else the present value."""
     sample["power_w"] = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
 
 
@@ -151,7 +156,7 @@ def _fan(handle: Handle, sample: Sample) -> None:
 
 
 def _energy(handle: Handle, sample: Sample) -> None:
-    """Millijoules since the driver was loaded."""
+    """Counted since the driver was loaded."""
     sample["energy_j"] = nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
 
 
@@ -172,7 +177,7 @@ def _graphics_v2(handle: Handle, sample: Sample) -> None:
 
 
 def _mps(handle: Handle, sample: Sample) -> None:
-    """Clients of the MPS server that are not listed yet."""
+    """Add the clients of the MPS server that are not listed yet."""
     seen = nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle)
     if sample["processes"] is not None:
         _add_processes(sample, seen)
@@ -212,19 +217,12 @@ def _mib(used: int | None) -> int | None:
 
 
 READINGS: tuple[Call, ...] = (_usual, _fan, _mps)
+_PARTS_OF_USUAL = (
+    _utilization, _memory, _power, _power_limit, _temperature, _sm_clock, _memory_clock, _energy, _compute,
+    _graphics,
+)  # fmt: skip
 SUBSTITUTES: dict[Call, tuple[Call, ...]] = {
-    _usual: (
-        _utilization,
-        _memory,
-        _power,
-        _power_limit,
-        _temperature,
-        _sm_clock,
-        _memory_clock,
-        _energy,
-        _compute,
-        _graphics,
-    ),
+    _usual: _PARTS_OF_USUAL,
     _memory: (_memory_v1,),
     _temperature: (_temperature_v1,),
     _compute: (_compute_v2,),

@@ -44,7 +44,7 @@ class Nvml:
         return {**gpu_facts.versions(), "gpus": facts, "unreadable": [*self._unopened, *unreadable]}
 
     def sample(self) -> dict[str, Any]:
-        """One sample of every GPU. One with a fault is all nulls, and in `faults`."""
+        """One sample of every GPU. `faults` has the code of each GPU that could not be read."""
         at = rfc3339(time.time())
         samples = [self._sample(gpu, at) for gpu in self._gpus]
         faults = {gpu.uuid: gpu.fault for gpu in self._gpus if gpu.fault}
@@ -72,7 +72,7 @@ def _initialise() -> None:
 
 
 def _open_all() -> tuple[list[NvmlGpu], list[Unreadable]]:
-    """The GPUs that open, and those that do not: the driver also counts GPUs without permission."""
+    """The GPUs, and those that do not open: the driver also counts GPUs that this process may not open."""
     gpus: list[NvmlGpu] = []
     unopened: list[Unreadable] = []
     for index in range(_count()):

@@ -1,7 +1,7 @@
-"""The shapes of GPU facts and samples from the NVML process, which stays small without pydantic.
+"""The shapes of GPU facts and samples from the NVML process, which stays small by not importing pydantic.
 
 `core/gpu.py` validates the same names and types; tests/agent/nvml/test_types.py compares both. Null means
-that the GPU or its driver does not report it. Times are RFC 3339 in UTC with milliseconds.
+that the GPU or its driver does not report the value. Times are RFC 3339 in UTC with milliseconds.
 """
 
 from typing import TypedDict
@@ -78,7 +78,8 @@ class NvmlSample(TypedDict):
 class GpuEvent(TypedDict):
     """Equal events of one GPU, counted; with a null UUID any GPU of the node may be meant.
 
-    `code`: xid_<number>, or one of events.CODES. Without `mig_uuids` the whole GPU is meant.
+    `code`: xid_<number>, or one of events.CODES. Without `mig_uuids` the whole GPU or an unknown MIG device
+    is meant.
     """
 
     uuid: str | None
@@ -92,7 +93,7 @@ class GpuEvent(TypedDict):
 class UnreadableGpu(TypedDict):
     """A GPU that the driver counts but that cannot be read; one that cannot be opened has no UUID.
 
-    `code`: one of NVML's, odd_uuid, or memory_unknown (GB10 and Jetson, which have no memory of their own).
+    `code`: one of calls.CODES, odd_uuid, or memory_unknown (GB10 and Jetson have no memory of their own).
     """
 
     index: int
@@ -104,7 +105,7 @@ class NodeFault(TypedDict):
     """Why no GPU of the node can be read.
 
     `code`: driver_not_loaded, version_mismatch, no_permission, gpu_lost, unknown, … from NVML;
-    not_read_yet, nvml_hung, nvml_ended (the child died) and wrong_binding from the agent.
+    not_read_yet, nvml_hung, nvml_ended (the child died), events_lost and wrong_binding from the agent.
     """
 
     code: str

@@ -1,7 +1,7 @@
 """Simulated GPUs with the facts and typical readings of real models.
 
-Everything is a function of the GPU's UUID, the time and its users: two readers of the same node agree, and a
-restarted reader continues where the first one stopped.
+Every value is a function of the GPU's UUID, the time and the containers on the GPU: two readers of one node
+agree, and a restarted reader continues where the first one stopped.
 """
 
 import math
@@ -49,8 +49,8 @@ class GpuUser:
     """A container that uses a GPU or MIG device."""
 
     container_id: str
-    may_use_mib: int | None = None  # None: all
-    uses_mib: int | None = None  # None: a varying part of it
+    may_use_mib: int | None = None  # None: all memory of the device
+    uses_mib: int | None = None  # None: a varying part of what it may use
 
 
 def gpu_user(container: Container, uses_mib: int | None = None) -> GpuUser:
@@ -71,8 +71,8 @@ class SimulatedGpuReader:
     """A GpuReader without hardware.
 
     Args:
-        users: the users of a GPU or MIG device, by UUID.
-        mig: the profiles of the MIG devices of each GPU; none: MIG is disabled.
+        users: returns the users of the GPU or MIG device with this UUID.
+        mig: the profiles of the MIG devices of each GPU; empty: MIG is disabled.
     """
 
     def __init__(
@@ -126,9 +126,9 @@ class SimulatedGpuReader:
             used = sum(process["memory_used_mib"] or 0 for process in running)
             devices.append({"uuid": device["uuid"], "memory_used_mib": used, "memory_total_mib": total})
             processes += running
-        whole = sample(self._model, gpu["uuid"], gpu["index"], [GpuUser("")] if processes else [], at)
+        any_user = [GpuUser("")] if processes else []  # makes the GPU as a whole busy
         return {
-            **whole,
+            **sample(self._model, gpu["uuid"], gpu["index"], any_user, at),
             "utilization_gpu_pct": None,
             "utilization_memory_pct": None,
             "memory_used_mib": sum(one["memory_used_mib"] or 0 for one in devices),
@@ -146,7 +146,7 @@ class SimulatedGpuReader:
     def fresh(self, timeout_s: float) -> GpuReading:
         return self.latest()
 
-    def on_news(self, call: Callable[[], None]) -> None:
+    def on_news(self, callback: Callable[[], None]) -> None:
         return
 
     def close(self) -> None:
@@ -251,7 +251,7 @@ def _energy_j(model: GpuModel, at: float) -> float:
 def _processes(
     memory_mib: int, uuid: str, users: Sequence[GpuUser], at: float, mig_uuid: str | None = None
 ) -> list[NvmlProcess]:
-    """One process per user; by default it uses a good part of the allowed memory."""
+    """One process per user, which by default uses 66 to 84 % of the memory that the user may use."""
     part = 0.35 + 0.5 * _load(uuid, at)
     return [
         {

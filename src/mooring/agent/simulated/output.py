@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from mooring.agent.runtime import Container
 from mooring.agent.timestamps import rfc3339
@@ -19,29 +19,34 @@ NOT_FOUND: Final = StreamFrame(
 )
 
 
+class _Line(NamedTuple):
+    number: int
+    at: float
+    text: str
+
+
 def line_frames(
-    container: Callable[[], Container | None],
+    current: Callable[[], Container | None],
     now: Callable[[], float],
     wait: Callable[[], None],
     request: LogsRequest,
 ) -> Iterator[StreamFrame]:
-    """The log so far and, with `follow`, from then on. `wait` returns at least once a second."""
+    """The log so far and, with `follow`, new lines. `wait` is called before each check for new lines."""
     since = _unix(request.since) if request.since else 0.0
-    last = -1
+    next_number, tail = 0, request.tail
     while True:
-        found = container()
-        if found is None:
+        container = current()
+        if container is None:
             yield NOT_FOUND
             return
-        lines = [line for line in _lines(found, now()) if line[0] > last and line[1] >= since]
-        shown = lines if request.tail is None or last >= 0 else lines[max(0, len(lines) - request.tail) :]
-        for number, at, text in shown:
-            last = number
-            yield StreamFrame(stream="stdout", at=rfc3339(at), text=text)
-        if not request.follow or found.status != "running":
+        lines = [one for one in _lines(container, now()) if one.number >= next_number and one.at >= since]
+        for line in lines if tail is None else lines[max(0, len(lines) - tail) :]:
+            yield StreamFrame(stream="stdout", at=rfc3339(line.at), text=line.text)
+        if not request.follow or container.status != "running":
             yield StreamFrame(end=True)
             return
-        last = max([last, *(number for number, _, _ in lines)])
+        if lines:
+            next_number, tail = lines[-1].number + 1, None
         yield StreamFrame()
         wait()
 
@@ -51,14 +56,14 @@ def exec_frames(container: Container | None, command: list[str]) -> Iterator[Str
     if container is None or container.status != "running":
         yield NOT_RUNNING
         return
-    text, exit_code = _result(container, command)
+    text, exit_code = _output_and_exit_code(container, command)
     if text:
         yield StreamFrame(stream="stdout", text=text)
     yield StreamFrame(exit_code=exit_code)
 
 
-def _lines(container: Container, now: float) -> Iterator[tuple[int, float, str]]:
-    """Number, time and text of the newest lines."""
+def _lines(container: Container, now: float) -> Iterator[_Line]:
+    """The newest lines, one for each second since the start."""
     if container.started_at is None:
         return
     began = _unix(container.started_at)
@@ -68,20 +73,15 @@ def _lines(container: Container, now: float) -> Iterator[tuple[int, float, str]]
         text = f"step {number}  loss {2.5 / (1 + number / 20):.4f}"
         if number == 0:
             text = f"simulated: nothing runs here, on {len(container.gpu_uuids)} GPUs"
-        yield number, began + number, text
+        yield _Line(number, began + number, text)
 
 
-def _result(container: Container, command: list[str]) -> tuple[str, int]:
-    program, *arguments = command
-    line = (
-        arguments[1]
-        if program == "sh" and arguments[:1] == ["-c"] and len(arguments) > 1
-        else " ".join(command)
-    )
-    if program == "nvidia-smi":
-        return "".join(
-            f"GPU {n}: simulated (UUID: {uuid})\n" for n, uuid in enumerate(container.gpu_uuids)
-        ), 0
+def _output_and_exit_code(container: Container, command: list[str]) -> tuple[str, int]:
+    if command[0] == "nvidia-smi":
+        gpus = enumerate(container.gpu_uuids)
+        return "".join(f"GPU {index}: simulated (UUID: {uuid})\n" for index, uuid in gpus), 0
+    in_shell = command[:2] == ["sh", "-c"] and len(command) > 2
+    line = command[2] if in_shell else " ".join(command)
     if line.startswith("echo "):
         return f"{line.removeprefix('echo ')}\n", 0
     if ends := re.fullmatch(r"exit (\d{1,3})", line):

@@ -2,8 +2,8 @@
 
 The command line decides what a container does: `sleep N` succeeds after N s, `true` and `false` end at once,
 `sh -c "exit 3"` (also after a sleep) ends with 3; everything else runs until it is stopped. `gpu-memory N`
-uses N MiB of each of its GPUs. An image with `missing` in its name cannot be pulled. No process exists: each
-call first ends the containers whose time is over.
+uses N MiB of each of its GPUs. An image with `missing` in its name cannot be pulled. No process exists: a
+container whose time is over is ended by the next call that depends on its state.
 """
 
 import hashlib
@@ -46,11 +46,11 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """How long a command runs (None: until it is stopped), and its exit code."""
+    """What a command does."""
 
-    runs_s: float | None
+    runs_s: float | None  # None: until it is stopped
     exit_code: int = 0
-    gpu_memory_mib: int | None = None
+    gpu_memory_mib: int | None = None  # None: a varying part of what it may use
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,9 @@ class SimulatedRuntime:
         self._pull_s = pull_s
         self._disk = _disk(disk_mib)
         self._clock = clock
-        self._epoch = time.time() - clock()
+        self._epoch = time.time() - clock()  # Unix time when the clock was 0
         self._containers: dict[str, _Simulated] = {}  # by container id
-        self._on: dict[str, list[str]] = {}  # GPU or MIG device -> ids of its containers
+        self._container_ids_on: dict[str, list[str]] = {}  # by GPU or MIG device
         self._images: set[str] = set()
         self._ports = 0
         self._changed = threading.Condition()
@@ -115,7 +115,7 @@ class SimulatedRuntime:
 
     def start(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Container | None:
         self._require_available()
-        secret_values(assignment)
+        secret_values(assignment)  # raises StartRefused if a secret is missing
         if assignment.spec.image not in self._images:
             raise PullNeeded(assignment.spec.image)
         return self._start(assignment, cancelled)
@@ -160,7 +160,7 @@ class SimulatedRuntime:
         with self._changed:
             simulated = self._containers.pop(container.container_id, None)
             if simulated is not None:
-                self._leave(simulated.container)
+                self._leave_gpus(simulated.container)
                 self._notify()
 
     def keep_overlays(self, wanted: Sequence[OverlayNetwork]) -> None:
@@ -182,8 +182,9 @@ class SimulatedRuntime:
                 if self._changes == seen:
                     self._changed.wait(self._until_next_end())
                 self._end_due()
-                news, seen = self._changes != seen, self._changes
-            if news:
+                has_changed = self._changes != seen
+                seen = self._changes
+            if has_changed:
                 yield
 
     def close(self) -> None:
@@ -195,7 +196,8 @@ class SimulatedRuntime:
         """The containers on this GPU or MIG device."""
         with self._changed:
             now = self._clock()
-            containers = [self._containers[container_id] for container_id in self._on.get(gpu_uuid, ())]
+            container_ids = self._container_ids_on.get(gpu_uuid, ())
+            containers = [self._containers[container_id] for container_id in container_ids]
             return [
                 gpu_user(simulated.container, simulated.program.gpu_memory_mib)
                 for simulated in containers
@@ -260,14 +262,14 @@ class SimulatedRuntime:
         running = replace(
             simulated.container,
             status="running",
-            started_at=self._time(now),
+            started_at=self._rfc3339(now),
             exit_code=None,
             finished_at=None,
         )
         ends_at = None if simulated.program.runs_s is None else now + simulated.program.runs_s
         self._containers[container_id] = _Simulated(running, simulated.program, ends_at)
         for uuid in running.gpu_uuids:
-            self._on.setdefault(uuid, []).append(container_id)
+            self._container_ids_on.setdefault(uuid, []).append(container_id)
         self._notify()
         return running
 
@@ -278,14 +280,16 @@ class SimulatedRuntime:
                 self._end(simulated, simulated.program.exit_code, simulated.ends_at)
 
     def _end(self, simulated: _Simulated, exit_code: int, at: float) -> None:
-        ended = replace(simulated.container, status="exited", exit_code=exit_code, finished_at=self._time(at))
+        finished_at = self._rfc3339(at)
+        ended = replace(simulated.container, status="exited", exit_code=exit_code, finished_at=finished_at)
         self._containers[ended.container_id] = _Simulated(ended, simulated.program)
-        self._leave(ended)
+        self._leave_gpus(ended)
         self._notify()
 
-    def _leave(self, container: Container) -> None:
+    def _leave_gpus(self, container: Container) -> None:
         for uuid in container.gpu_uuids:
-            self._on[uuid] = [one for one in self._on.get(uuid, ()) if one != container.container_id]
+            others = [one for one in self._container_ids_on.get(uuid, ()) if one != container.container_id]
+            self._container_ids_on[uuid] = others
 
     def _notify(self) -> None:
         self._changes += 1
@@ -309,7 +313,7 @@ class SimulatedRuntime:
     def _now(self) -> float:
         return self._epoch + self._clock()
 
-    def _time(self, at: float) -> str:
+    def _rfc3339(self, at: float) -> str:
         return rfc3339(self._epoch + at)
 
 
@@ -338,5 +342,5 @@ def _disk(total_mib: int) -> DiskFacts:
 
 
 def _container_id(assignment: Assignment) -> str:
-    """64 digits like Docker's, the same for each start of an attempt: the container is adopted."""
+    """64 hexadecimal digits like Docker's. A repeated start of an attempt adopts the container of this id."""
     return hashlib.sha256(f"{assignment.instance_id}/{assignment.attempt}".encode()).hexdigest()

@@ -4,10 +4,10 @@
     poll, push thread     answers of the control plane ────────────────────┼─> AgentState ─> plan ─> executor
     action executor       the result of each action ───────────────────────┤        └─> reported state
     stream requests       logs and exec that users ask for ──> streams     │
-    watchdog              containers to kill, while GPUs are shared ───────┘
+    watchdog              containers to kill that have only part of a GPU ─┘
 
-A thread that brings an event also applies it and decides, under one lock: nothing under it waits for the
-engine or the network, and a start begins within a millisecond of the answer that asked for it.
+The thread that receives an event also applies it and decides, under one lock. No holder of this lock waits
+for the engine or the network, so a start begins as soon as the answer that asks for it has arrived.
 """
 
 import logging
@@ -38,7 +38,7 @@ from mooring.agent.sync.executor import ActionExecutor, StateChange
 from mooring.agent.sync.identity import NodeIdentity, StateDirectory
 from mooring.agent.sync.reachability import Reachability
 from mooring.agent.sync.specs import Specs
-from mooring.agent.sync.start_secrets import StartSecretsOf
+from mooring.agent.sync.start_secrets import StartSecretsCache
 from mooring.agent.sync.stop_times import StopTimes
 from mooring.agent.sync.stream_requests import StreamRequestsCall
 from mooring.agent.sync.streams import Streams
@@ -48,7 +48,7 @@ from mooring.schemas.agent import Orphan, SessionAnswer, SyncAnswer, SyncRequest
 from mooring.schemas.agent_streams import StreamRequest
 
 FIRST_LISTING_S: Final = 2.0  # how long the first report waits for the engine
-LAST_CALLS_S: Final = 0.5  # how long the end waits for calls in progress
+LAST_CALLS_S: Final = 0.5  # how long `run` waits at the end for calls in progress
 NOT_SAVED: Final = Reason(
     code="state_not_saved", message="The agent cannot write to its data directory (full?); see its log"
 )
@@ -57,10 +57,10 @@ log = logging.getLogger(__name__)
 
 
 class Agent:
-    """`run` blocks until `stop`, or until another agent takes over. Neither touches a container.
+    """`run` blocks until `stop`, or until this agent may no longer act for its node. Containers keep running.
 
     Args:
-        pools: may be shared by the nodes of a process; so may `reachability`.
+        pools, reachability: the nodes of a process may share them.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class Agent:
     ) -> None:
         pools = pools or WorkerPools.default()
         self._identity, self._directory, self._runtime, self._machine = identity, state, runtime, machine
-        self._lock = threading.Lock()  # of everything in this block
-        self._renewal = threading.Lock()
+        self._renewal_lock = threading.Lock()  # of `_identity`
         stops = StopTimes(state)
+        self._lock = threading.Lock()  # of everything from here to the blank line
         self._state = AgentState(identity.control_plane_id, state.generation(), stops.load())
         self._reported = ReportedState()
         self._session = self._seq = 0
-        self._due: float | None = None
-        self._saved = True
+        self._due: float | None = None  # when the plan changes without any event
+        self._saved = True  # whether the newest generation is
 
         self._telemetry = Telemetry(gpus, container_of)
         self._telemetry_lock = threading.Lock()
@@ -96,7 +96,7 @@ class Agent:
         self._watchdog = Watchdog(gpus, container_of)
         self._watch_wanted = threading.Event()  # set while there are containers to watch
         self._engine = self._new_engine_watcher()
-        secrets = StartSecretsOf(control_plane, lambda: self._session)
+        secrets = StartSecretsCache(control_plane, lambda: self._session)
         report_incident = self._telemetry.faults.report_incident
         self._executor = ActionExecutor(
             runtime, pools, self._apply, report_incident, self._gate, stops, secrets, identity.node_id
@@ -137,7 +137,7 @@ class Agent:
         )
 
     def run(self) -> int:
-        """The process's exit code: 0 after `stop`, 3 when taken over, 4 when the credential is rejected."""
+        """Returns the exit code: 0 after `stop`, 3 another agent has taken over, 4 credential rejected."""
         self._engine.start()
         threading.Thread(target=self._watch_shares, name="watchdog", daemon=True).start()
         self._exchange.start()
@@ -145,7 +145,7 @@ class Agent:
             if not self._engine.due_in_s():
                 self._engine.list_containers()
             elif self._due is not None and time.monotonic() >= self._due:
-                self._apply(lambda _: None)
+                self._apply(lambda _: None)  # only decides again
             self._wake.wait(self._idle_s())
             self._wake.clear()
         self._exchange.join(LAST_CALLS_S)
@@ -155,7 +155,7 @@ class Agent:
         self._end(0)
 
     def _end(self, exit_code: int) -> None:
-        """No decision after this has an effect; work in progress ends with the process."""
+        """Decide nothing more. Work in progress ends with the process."""
         with self._lock:
             if not self._ended.is_set():
                 self._exit_code = exit_code
@@ -170,8 +170,8 @@ class Agent:
         return listing_in_s if self._due is None else max(0, min(listing_in_s, self._due - time.monotonic()))
 
     def _renew_credential(self) -> None:
-        # Saved before use: the first use ends the old credential, also for an agent that starts again.
-        with self._renewal:
+        # Saved before its first use, which revokes the old one: a restarted agent needs a valid credential.
+        with self._renewal_lock:
             credential = self._control_plane.renew_credential()
             self._identity = self._identity.model_copy(update={"credential": credential})
             self._directory.save_renewed(self._identity)
@@ -215,7 +215,7 @@ class Agent:
             try:
                 violations = self._watchdog.check(watched)
             except Exception:
-                log.exception("the check of GPU shares failed")
+                log.exception("the check of GPU shares and MIG devices failed")
                 violations = []
             for key, reason in violations:
                 self._apply(partial(_kill, key, reason))
@@ -226,34 +226,34 @@ class Agent:
     def _apply(
         self, change: StateChange, *, relist: bool = False, immediate: bool = True, always: bool = False
     ) -> None:
-        """Apply a change, begin the actions that follow from it, and report if the reported state differs."""
+        """Apply a change, begin the actions that follow from it, and report if needed (or `always`)."""
         with self._lock:
             if self._ended.is_set():
                 return
             change(self._state)
-            differs = self._reconcile()
+            report_needed = self._reconcile()
         if relist:
             self._engine.request_listing()
-        if differs or always:
+        if report_needed or always:
             self._exchange.report_soon(immediate=immediate)
 
     def _reconcile(self) -> bool:
-        """Begin the actions of a new plan. Whether the reported state differs from the one before."""
+        """Begin the actions of a new plan. Returns whether the reported instances or orphans have changed."""
         plan = self._state.plan(time.monotonic())
         for action in plan.actions if plan else ():
             self._executor.execute(action, self._state)
         self._set_due(plan.due if plan else None)
-        if not self._state.watched_containers():
-            self._watch_wanted.clear()
-        elif not self._watch_wanted.is_set():
+        if self._state.watched_containers():
             self._watch_wanted.set()
+        else:
+            self._watch_wanted.clear()
         before, self._reported = self._reported, self._state.reported_state()
         return (before.instances, before.orphans) != (self._reported.instances, self._reported.orphans)
 
     def _set_due(self, due: float | None) -> None:
-        sooner = due is not None and (self._due is None or due < self._due)
+        is_sooner = due is not None and (self._due is None or due < self._due)
         self._due = due
-        if sooner:
+        if is_sooner:
             self._wake.set()
 
     # --- the control plane
@@ -272,11 +272,11 @@ class Agent:
     def _make_report(self, wait_s: float, brief: bool) -> ReportRequest:
         with self._lock:  # a higher seq never carries an older state
             self._seq += 1
-            session, seq, state, reported = self._session, self._seq, self._state, self._reported
-            highest, rejection = state.highest_generation, state.rejection
-            containers, in_use = list((state.containers or {}).values()), state.gpus_in_use()
-            engine, specs = self._engine.facts or unknown_engine(), self._specs.known()
-            problem = rejection or engine.problem
+            session, seq, reported = self._session, self._seq, self._reported
+            highest, rejection = self._state.highest_generation, self._state.rejection
+            containers = list((self._state.containers or {}).values())
+            in_use, specs = self._state.gpus_in_use(), self._specs.known()
+            engine = self._engine.facts or unknown_engine()
         # Read after the state: the end of an instance is never reported without its GPUs' incidents.
         with self._telemetry_lock:
             reading = self._telemetry.reading()
@@ -284,6 +284,7 @@ class Agent:
             samples = self._telemetry.samples(reading, containers)
         if in_use is not None:
             self._gate.learn(reading, in_use)
+        problem = rejection or engine.problem or gpu_problem(reading.error)
         request = SyncRequest(
             session=session,
             seq=seq,
@@ -291,7 +292,7 @@ class Agent:
             wait_s=wait_s,
             brief=brief and rejection is None,
             facts=node_facts(self._machine, engine, reading),
-            problem=problem or gpu_problem(reading.error) or (None if self._saved else NOT_SAVED),
+            problem=problem or (None if self._saved else NOT_SAVED),
             gpus=gpus,
             samples=samples,
             instances=reported.instances,
@@ -306,26 +307,28 @@ class Agent:
         with self._lock:
             if self._ended.is_set():
                 return AnswerOutcome.REJECTED
-            complete, outcome = self._specs.complete(answer), AnswerOutcome.OUTDATED
-            if complete is not None:
+            complete = self._specs.complete(answer)
+            if complete is None:
+                outcome = AnswerOutcome.OUTDATED
+            else:
                 outcome = self._state.apply_answer(complete, report.highest_generation)
                 if outcome is AnswerOutcome.APPLIED and not answer.brief:
-                    self._pursue(report, complete)
+                    self._begin_desired(report, complete)
         if complete is None:
             self._exchange.report_soon()  # the report lists the specs that this node has
         if outcome is not AnswerOutcome.REJECTED:
             self._telemetry.faults.answered(report.request.incidents, report.request.faults)
-            self._streams.serve(answer.streams)  # of a control plane of an earlier release
+            self._streams.serve(answer.streams)  # an earlier release sends them with this answer
         return outcome
 
-    def _pursue(self, report: ReportRequest, answer: SyncAnswer) -> None:
-        """Act on a new desired state."""
+    def _begin_desired(self, report: ReportRequest, answer: SyncAnswer) -> None:
+        """Save the generation of a newly applied desired state, and begin its actions."""
         self._specs.keep(answer)
         self._save_generation(answer.generation, report.highest_generation)
         self._runtime.assigned(answer.assignments)
         self._reconcile()
         if (swarm := report.request.facts.swarm) is not None and swarm.manager:
-            self._executor.keep_overlays(answer.overlays)  # empty for others than managers
+            self._executor.keep_overlays(answer.overlays)  # always empty for a worker
 
     def _serve_streams(self, requests: Iterable[StreamRequest]) -> None:
         with self._lock:
@@ -334,7 +337,7 @@ class Agent:
         self._streams.serve(requests)
 
     def _save_generation(self, generation: int, before: int) -> None:
-        """Saved before any action under it. A full disk is reported, and does not stop the node."""
+        """Called before any action of the generation. A full disk is reported, and does not stop the node."""
         if generation == before and self._saved:
             return
         try:

@@ -7,7 +7,7 @@ results ──started, …─────┘                └──reported_st
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
@@ -31,8 +31,8 @@ class AnswerOutcome(Enum):
     """What the agent did with an answer."""
 
     APPLIED = "applied"
-    OUTDATED = "outdated"  # a newer one arrived first on the other connection; harmless
-    REJECTED = "rejected"  # see `AgentState.rejection`
+    OUTDATED = "outdated"  # a newer answer arrived first on the other connection; harmless
+    REJECTED = "rejected"  # see `AgentState.rejection`; or the agent has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,15 @@ class ReportedState:
 
 @dataclass(slots=True)
 class _Job:
-    """Work, and the event that cancels it. `ended_at`: the change that ended it, until a listing shows it."""
+    """Work, and the event that cancels it."""
 
     work: Work
     cancel: threading.Event = field(default_factory=threading.Event)
-    ended_at: int | None = None
+    ended_at: int | None = None  # the number of the change that ended the work, if no listing shows it yet
 
 
 class AgentState:
-    """The caller saves `highest_generation`, the newest ever seen, and the times of stop signals.
+    """In memory only: the caller saves the highest generation ever seen and the times of stop signals.
 
     Args:
         stop_sent_at: when containers were sent their stop signal, by container id, from an earlier agent.
@@ -65,7 +65,7 @@ class AgentState:
     ) -> None:
         self.control_plane_id = control_plane_id
         self.highest_generation = highest_generation
-        self.generation = 0  # of the newest answer in this session
+        self.generation = 0  # of the newest answer applied in this session
         self.rejection: Reason | None = None  # why the last answer was rejected
         self.problem: Reason | None = None  # why nothing may be started on this node
         self.containers: dict[Key, Container] | None = None  # None: the engine does not answer
@@ -73,19 +73,19 @@ class AgentState:
         self._assignments: dict[Key, Assignment] = {}
         self._removals: dict[Key, Removal] = {}
         self._jobs: dict[Key, _Job] = {}
-        self._progress: dict[Key, Reason] = {}
-        self._refusals: dict[Key, Reason] = {}
-        self._began: set[Key] = set()
+        self._progress: dict[Key, Reason] = {}  # of starts in progress
+        self._refusals: dict[Key, Reason] = {}  # of starts that failed for good
+        self._began: set[Key] = set()  # have run, and are not started again
         self._pauses: dict[Key, Pause] = {}
         self._restarts: dict[Key, PlannedRestart] = {}
-        self._waiting: dict[Key, Reason] = {}
+        self._waiting: dict[Key, Reason] = {}  # why a wanted start does not happen now
         self._gpu_containers: dict[Key, Container] = {}  # until their GPUs are idle
         self._released: set[Key] = set()  # ended, and their GPUs are idle or reported
         self._kill_reasons: dict[Key, Reason] = {}
         self._stop_sent_at = dict(stop_sent_at or {})
         self._live_before_outage: set[Key] = set()
         self._killed_by_engine: set[Key] = set()
-        # Every change by work is numbered, so that a listing that began before it cannot undo it.
+        # Every change by work is numbered, so that a listing that began before the change cannot undo it.
         self._changes = 0
         self._unlisted: dict[Key, tuple[int, Container | None]] = {}  # changes that no listing shows yet
 
@@ -124,19 +124,19 @@ class AgentState:
         self._removals = {key_of(removal): removal for removal in answer.removals}
         for by_key in (self._refusals, self._waiting, self._restarts):
             _keep_only(by_key, self._assignments)
-        _keep_only(self._pauses, {**self._assignments, **self._removals})
+        _keep_only(self._pauses, {*self._assignments, *self._removals})
         self._began &= {*self._assignments, *(self.containers or {})}
 
     # --- the engine's listings
 
     def begin_listing(self) -> int:
-        """Call before the engine is asked; pass the number to `apply_listing`."""
+        """Call before asking the engine. Returns the number of the newest change, for `apply_listing`."""
         return self._changes
 
     def apply_listing(
         self, number: int, containers: Iterable[Container], foreign_containers: list[Orphan]
     ) -> bool:
-        """Apply a listing. Returns whether another is needed, because work ended while it was made."""
+        """Apply a listing. Returns whether another is needed, because work ended during this one."""
         seen = {key_of(container): container for container in containers}
         self._unlisted = {key: change for key, change in self._unlisted.items() if change[0] > number}
         for key, (_, container) in self._unlisted.items():
@@ -144,12 +144,11 @@ class AgentState:
         self._note_engine_restart(seen)
         self.containers, self._foreign_containers = seen, foreign_containers
         self._released &= seen.keys()
-        live = {one.container_id for one in seen.values() if is_live(one)}
-        self._stop_sent_at = {one: at for one, at in self._stop_sent_at.items() if one in live}
+        _keep_only(self._stop_sent_at, {one.container_id for one in seen.values() if is_live(one)})
         self._kill_reasons = {
             key: reason
             for key, reason in self._kill_reasons.items()
-            if key in seen and not _ended_unkilled(seen[key])
+            if key in seen and not _ended_by_itself(seen[key])
         }
         for key, container in seen.items():
             self._note_gpu_container(key, container)
@@ -174,12 +173,11 @@ class AgentState:
     def _unreleased(self) -> dict[Key, Container]:
         """Containers that ended or are gone, and whose GPUs may not be idle yet."""
         present = self.containers or {}
-        now = {key: present.get(key, container) for key, container in self._gpu_containers.items()}
+        newest = {key: present.get(key, container) for key, container in self._gpu_containers.items()}
         return {
             key: container
-            for key, container in now.items()
-            if not (key in present and is_live(container))
-            and not (key in present and self._will_restart(key, container))
+            for key, container in newest.items()
+            if not (key in present and (is_live(container) or self._will_restart(key, container)))
         }
 
     def _will_restart(self, key: Key, container: Container) -> bool:
@@ -193,7 +191,7 @@ class AgentState:
         return claimed_uuids([*self._gpu_containers.values(), *(job.work for job in self._jobs.values())])
 
     def _note_engine_restart(self, seen: dict[Key, Container]) -> None:
-        """Dockerd without live-restore kills running containers, with 137, when it starts again."""
+        """Note which containers dockerd killed (exit code 137) when it restarted without live-restore."""
         for key in self._live_before_outage & seen.keys():
             if seen[key].status in ENDED and seen[key].exit_code == report.SIGKILLED:
                 self._killed_by_engine.add(key)
@@ -234,10 +232,10 @@ class AgentState:
         job.cancel.set()
 
     def kill(self, key: Key, reason: Reason) -> None:
-        """Have a live container killed. Its restart policy does not apply: it would do the same again."""
+        """Plan to kill a live container, without a restart: it would have to be killed again."""
         container = (self.containers or {}).get(key)
         if container is not None and is_live(container):
-            log.error("%s/%s: killing it, %s: %s", *key, reason.code, reason.message)
+            log.error("%s/%s: killing the container, %s: %s", *key, reason.code, reason.message)
             self._kill_reasons[key] = reason
 
     def watched_containers(self) -> list[Container]:
@@ -261,7 +259,7 @@ class AgentState:
         self._succeeded(key, container)
 
     def stop_sent(self, key: Key, container_id: str, at: float) -> dict[str, float]:
-        """It was sent its stop signal, which ends this work: a listing or the timeout decides what follows.
+        """The stop signal was sent, which ends this work: a listing or the timeout decides what follows.
 
         Returns:
             When each live container was sent its stop signal, by container id.
@@ -275,7 +273,7 @@ class AgentState:
         self._succeeded(key, None)
 
     def released(self, key: Key) -> None:
-        """Its GPUs are idle, or reported as not idle."""
+        """The GPUs of an ended container are idle, or reported as not idle."""
         for by_key in (self._jobs, self._gpu_containers, self._pauses):
             by_key.pop(key, None)
         self._released.add(key)
@@ -351,13 +349,13 @@ class AgentState:
         )
 
 
-def _keep_only(by_key: dict[Key, Any], keys: Mapping[Key, object]) -> None:
+def _keep_only(by_key: dict[Any, Any], keys: Collection[object]) -> None:
     for key in [key for key in by_key if key not in keys]:
         del by_key[key]
 
 
-def _ended_unkilled(container: Container) -> bool:
-    """Whether it ended before it could be killed."""
+def _ended_by_itself(container: Container) -> bool:
+    """Whether the container ended before the agent killed it."""
     return container.status in ENDED and container.exit_code != report.SIGKILLED
 
 

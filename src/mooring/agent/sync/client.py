@@ -35,7 +35,7 @@ class ControlPlaneError(Exception):
 
 
 class Unreachable(ControlPlaneError):
-    """No answer, or an unusable one. Nothing changes on the node, and the call is retried."""
+    """No answer, an invalid one, or any other error. Nothing changes on the node; the call is retried."""
 
 
 class SessionTaken(ControlPlaneError):
@@ -43,7 +43,7 @@ class SessionTaken(ControlPlaneError):
 
 
 class RequestRejected(ControlPlaneError):
-    """The control plane rejects the request (403, 404, 409, 410): not allowed, or its object is gone."""
+    """The control plane rejects the request (403, 404, 409, 410): not allowed, or the object is gone."""
 
 
 class CredentialRejected(RequestRejected):
@@ -93,11 +93,11 @@ class ControlPlaneClient:
         return self._post(f"/agent/v1/instances/{instance_id}/start-secrets", request, StartSecrets)
 
     def stream_requests(self, query: StreamRequestsQuery) -> StreamRequests:
-        """The streams that this node should serve; waits for one that is not in `known`."""
+        """The streams that this node should serve. Waits for a stream that is not in `query.known`."""
         return self._post("/agent/v1/stream-requests", query, StreamRequests, query.wait_s)
 
     def upload(self, stream_id: str, url: str | None, frames: Iterator[StreamFrame]) -> None:
-        """Send frames as they arrive to the replica that asked for them. Returns when it has read all."""
+        """Send frames, as they arrive, to the replica that requested them. Returns when it has read all."""
         base = self._url if url is None else url.rstrip("/")
         self._require_secure(base)
         lines = (frame.model_dump_json(exclude_defaults=True).encode() + b"\n" for frame in frames)
@@ -115,7 +115,7 @@ class ControlPlaneClient:
 
     def _post(self, path: str, request: BaseModel | None, shape: type[Answer], wait_s: float = 0) -> Answer:
         body = b"{}" if request is None else request.model_dump_json().encode()
-        used = self._credential
+        credential_used = self._credential
         headers = {**self._headers(), "Content-Type": "application/json"}
         timeout = httpx.Timeout(ANSWER_WITHIN_S, read=wait_s + ANSWER_WITHIN_S)
         try:
@@ -125,7 +125,7 @@ class ControlPlaneClient:
         try:
             _raise_for(response)
         except CredentialRejected:
-            if used is not self._credential:
+            if credential_used is not self._credential:
                 raise Unreachable("the credential was renewed during the call") from None
             raise
         try:
@@ -133,7 +133,7 @@ class ControlPlaneClient:
             return shape.model_validate_json(response.content, extra="ignore", strict=False)
         except ValidationError as error:
             raise Unreachable(
-                f"{path}: the answer is not a valid {shape.__name__}: {_where(error)}"
+                f"{path}: the answer is not a valid {shape.__name__}: {_first_error(error)}"
             ) from error
 
     def _headers(self) -> dict[str, str]:
@@ -159,7 +159,7 @@ def is_loopback(host: str) -> bool:
 def _client(url: str) -> httpx.Client:
     """A client that verifies TLS and uses the environment's proxies, but not for loopback."""
     return httpx.Client(
-        verify=_trust(),
+        verify=_trusted_cas(),
         trust_env=not is_loopback(urlsplit(url).hostname or ""),
         timeout=httpx.Timeout(ANSWER_WITHIN_S, read=3 * ANSWER_WITHIN_S),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=4, keepalive_expiry=60),
@@ -167,7 +167,7 @@ def _client(url: str) -> httpx.Client:
 
 
 @cache
-def _trust() -> ssl.SSLContext:
+def _trusted_cas() -> ssl.SSLContext:
     """Loading the CA certificates costs 20 ms and 1 MB, so all nodes of a process share them."""
     return httpx.create_ssl_context()
 
@@ -198,7 +198,7 @@ def _describe(error: httpx.HTTPError) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _where(error: ValidationError) -> str:
-    """The first error without its input: answers contain users' environment variables."""
+def _first_error(error: ValidationError) -> str:
+    """The place and the message, without the input: answers contain users' environment variables."""
     first = error.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

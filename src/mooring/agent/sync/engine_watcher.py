@@ -13,8 +13,8 @@ from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Orphan
 
 RESYNC_S: Final = 15.0
-RETRY_S: Final = 1.0  # after an engine that did not answer
-LISTING_GAP_S: Final = 0.01  # a burst of events is one listing
+RETRY_S: Final = 1.0  # after a listing or an event stream that failed
+LISTING_GAP_S: Final = 0.01  # so that a burst of events leads to one listing
 ENGINE_UNAVAILABLE: Final = Reason(
     code="docker_unavailable", message="The container engine does not answer on this node"
 )
@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 
 
 class EngineWatcher:
-    """Runs in the agent's main thread, but for the thread that waits for the engine's events.
+    """Runs in the thread of `Agent.run`; a thread of its own waits for the engine's events.
 
     Args:
-        begin_listing: called before the engine is asked; returns the listing's number.
+        begin_listing: called before the engine is asked; returns a number for `on_listing`.
         on_listing: applies a listing; returns whether another is needed.
-        on_unavailable: receives the problem when the engine does not answer; what it has is unknown.
+        on_unavailable: receives the problem when the engine does not answer, so its containers are unknown.
         on_facts: receives the facts about the engine when they have changed.
-        wake: ends the main thread's wait.
+        wake: makes `Agent.run` check whether a listing is due.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class EngineWatcher:
         return 0 if self._wanted else max(0, self._next_at - time.monotonic())
 
     def list_containers(self) -> None:
-        """One listing, and at times the engine's facts."""
+        """Make one listing. Read the engine's facts if they are old, or if the engine answers again."""
         self._wanted = False
         answered_before = self._answers
         self._answers = self._list()
@@ -77,7 +77,7 @@ class EngineWatcher:
         self._ended.wait(LISTING_GAP_S)
 
     def _watch_events(self) -> None:
-        """Events only trigger listings; the regular listing makes up for a missed one."""
+        """Events only trigger listings; the regular listing makes up for a missed event."""
         while not self._ended.is_set():
             try:
                 for _ in self._runtime.changes():

@@ -4,7 +4,7 @@
     push thread   sync(wait_s = 0), whenever something changed on this node ─────────────────────────┤
                                                                                                  on_answer
 
-Every report is complete and has a higher `seq`, so either call may fail and neither needs to be cancelled.
+Every report is complete and has a new, higher `seq`, so any call may fail and none needs to be cancelled.
 If the agent already has the current desired state, answers to the push thread omit it (`brief`).
 """
 
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 def new_backoff() -> Backoff:
-    """With jitter, so that the nodes of a fleet do not retry at the same time."""
+    """A backoff with jitter, so that the nodes of a fleet do not retry at the same time."""
     return Backoff(0.2, LONGEST_PAUSE_S, partial(random.uniform, 0.5, 1))
 
 
@@ -60,10 +60,10 @@ class Exchange:
 
     Args:
         node: names this node among those that share `reachability`.
-        on_session: receives the session before the first report; False: it is another control plane's.
+        on_session: receives the session before the first report; returns False to reject it.
         make_report: makes a report of the present state; its arguments are `wait_s` and `brief`.
         on_answer: applies an answer.
-        renew_credential: fetches a new credential, when an answer asks for it.
+        renew_credential: fetches a new credential; called when an answer asks for that.
         end: called with the exit code when this agent may no longer act for its node.
     """
 
@@ -129,7 +129,7 @@ class Exchange:
                 self._ended.wait(backoff.pause_s())
 
     def _call_and_pause(self, wait_s: float) -> bool:
-        """Whether the call succeeded. Pauses if an answer without a change came much too early."""
+        """Whether the call succeeded. Pauses after a change, or if an answer without one came too early."""
         began = time.monotonic()
         changed = self._call(wait_s)
         if changed:
@@ -169,7 +169,7 @@ class Exchange:
         return self._on_session(answer)
 
     def _call(self, wait_s: float, *, brief: bool = False) -> bool | None:
-        """Send one report. Whether the answer had a change; None: the call failed, or was rejected."""
+        """Send a report. Returns whether the answer has a change; None: there is no accepted answer."""
         report = self._make_report(min(wait_s, LONGEST_WAIT_S), brief)
         sent_at = time.monotonic()
         try:
@@ -210,10 +210,10 @@ class Exchange:
             self._reachability.failed(self._node, error)
         elif not self._rejected:
             self._rejected = True
-            log.warning("the control plane rejects this node's reports (%s); retrying", error)
+            log.warning("the control plane rejects this node's calls (%s); retrying", error)
 
     def _succeeded(self, sent_at: float) -> None:
         self._reachability.succeeded(self._node, sent_at)
         if self._rejected:
             self._rejected = False
-            log.info("the control plane accepts this node's reports again")
+            log.info("the control plane accepts this node's calls again")

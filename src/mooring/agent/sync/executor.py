@@ -27,7 +27,7 @@ from mooring.agent.runtime import (
 )
 from mooring.agent.runtime import Start as BeginStart
 from mooring.agent.sync.agent_state import AgentState
-from mooring.agent.sync.start_secrets import StartSecretsOf
+from mooring.agent.sync.start_secrets import StartSecretsCache
 from mooring.agent.sync.stop_times import StopTimes
 from mooring.agent.sync.worker_pools import WorkerPools
 from mooring.agent.sync.workers import Ticket, Workers
@@ -38,13 +38,14 @@ ENGINE_UNAVAILABLE: Final = Reason(
     code="docker_unavailable", message="The node's container engine does not answer; the agent retries"
 )
 AGENT_ERROR: Final = Reason(
-    code="agent_error", message="The node's agent failed at this, see its log; it retries"
+    code="agent_error", message="An error in the node's agent, see its log; the agent retries"
 )
 NODE_BUSY: Final = Reason(
-    code="node_busy", message="This project has many starts and stops in progress on the node; this one waits"
+    code="node_busy",
+    message="Too many starts of this project wait on the node; this one is retried later",
 )
 
-OVERLAY_CHECK_S: Final = 15.0  # networks may have been removed, or may no longer be in use
+OVERLAY_CHECK_S: Final = 15.0  # the same networks are applied again: some may have been removed
 
 StateChange = Callable[[AgentState], None]
 ReportIncident = Callable[[Iterable[str], str, Reason, str | None], None]
@@ -79,16 +80,16 @@ class _OverlayKeeper:
         self._workers.submit(self._run)
 
     def _run(self) -> None:
-        go_on = True
-        while go_on:
+        has_new = True
+        while has_new:
             with self._lock:
                 wanted = self._wanted
-            applied = self._try(wanted)
+            succeeded = self._apply_overlays(wanted)
             with self._lock:
-                self._applied, self._applied_at = wanted if applied else None, time.monotonic()
-                go_on = self._busy = wanted != self._wanted
+                self._applied, self._applied_at = wanted if succeeded else None, time.monotonic()
+                has_new = self._busy = wanted != self._wanted
 
-    def _try(self, wanted: Sequence[OverlayNetwork]) -> bool:
+    def _apply_overlays(self, wanted: Sequence[OverlayNetwork]) -> bool:
         try:
             self._runtime.keep_overlays(wanted)
         except Exception as error:
@@ -99,11 +100,11 @@ class _OverlayKeeper:
 
 
 @dataclass(frozen=True, slots=True)
-class _ContainerStart:
-    """One start, from the decision to its end."""
+class _PlannedStart:
+    """One start of an attempt, from the decision to the end of the start."""
 
     assignment: Assignment
-    idle_gpus: Sequence[str]  # no other instance is on them
+    idle_gpus: Sequence[str]  # of the assignment, those that no other instance uses
     cancel: Event
     owner: str
 
@@ -128,7 +129,7 @@ class ActionExecutor:
         report_incident: ReportIncident,
         gate: ReleaseGate,
         stops: StopTimes,
-        secrets: StartSecretsOf,
+        secrets: StartSecretsCache,
         node: str = "",
     ) -> None:
         self._runtime, self._pools, self._apply = runtime, pools, apply
@@ -139,7 +140,7 @@ class ActionExecutor:
         self._overlays = _OverlayKeeper(runtime, pools.endings)
 
     def keep_overlays(self, wanted: Sequence[OverlayNetwork]) -> None:
-        """Apply a swarm's networks, on an engine that manages it. Repeated calls cost nothing."""
+        """Create and remove networks of the engine's swarm. Repeated calls with equal networks are cheap."""
         self._overlays.request(wanted)
 
     def execute(self, action: Action, state: AgentState) -> None:
@@ -164,7 +165,7 @@ class ActionExecutor:
             case Release(container, gpu_uuids, shared_gpus):
                 owner, key = self._owner(container.owner), key_of(container)
                 if self._pools.releases.has_room(owner):
-                    # Without a share: a new process on the GPU would count as left by this container.
+                    # No share, so that nothing starts there: a new process would count as left behind.
                     state.begin_work(key, ActionKind.RELEASE, gpu_uuids)
                     release = partial(self._release, container, gpu_uuids, shared_gpus)
                     self._pools.releases.submit(release, owner)
@@ -193,7 +194,7 @@ class ActionExecutor:
             parent_gpus=container.parent_gpus,
             share=container.share,
         )
-        # Not bounded: after a pull, a start may have been queued since the check.
+        # Not bounded: since the check, a start that follows a pull may have taken the last place.
         workers.submit(partial(task, container), owner, bounded=False)
         return True
 
@@ -209,82 +210,82 @@ class ActionExecutor:
         cancel = state.begin_work(
             key, ActionKind.START, devices.gpu_uuids, parent_gpus=devices.parent_gpus, share=devices.share
         )
-        attempt = _ContainerStart(assignment, idle, cancel, owner)
-        start = partial(self._start_with_local_image, attempt)
-        self._pools.starts.submit(partial(self._start, attempt, start), owner, bounded=False)
+        planned = _PlannedStart(assignment, idle, cancel, owner)
+        start = partial(self._start_with_local_image, planned)
+        self._pools.starts.submit(partial(self._start, planned, start), owner, bounded=False)
 
-    def _start_with_local_image(self, attempt: _ContainerStart) -> Container | None:
-        """Raises as `Runtime.start` and `StartSecretsOf.equip` do."""
-        equipped = self._secrets.equip(attempt.assignment)
-        return self._runtime.start(equipped, self._progress(attempt.key), attempt.cancel.is_set)
+    def _start_with_local_image(self, planned: _PlannedStart) -> Container | None:
+        """Raises as `Runtime.start` and `StartSecretsCache.equip` do."""
+        equipped = self._secrets.equip(planned.assignment)
+        return self._runtime.start(equipped, self._progress(planned.key), planned.cancel.is_set)
 
     def _progress(self, key: Key) -> Progress:
         return lambda reason: self._apply(lambda state: state.set_progress(key, reason), immediate=False)
 
-    def _start(self, attempt: _ContainerStart, start: BeginStart) -> None:
-        key, began = attempt.key, time.monotonic()
+    def _start(self, planned: _PlannedStart, start: BeginStart) -> None:
+        key, began = planned.key, time.monotonic()
         try:
-            self._gate.note_start(attempt.idle_gpus)
+            self._gate.note_start(planned.idle_gpus)
             container = start()
         except PullNeeded as needed:
-            self._queue_pull(attempt, needed.image)
+            self._queue_pull(planned, needed.image)
         except StartRefused as refusal:
             self._secrets.forget(key)
-            self._refused(key, attempt.assignment.gpu_uuids, refusal)
+            self._refused(key, planned.assignment.gpu_uuids, refusal)
         except Exception as error:
             self._failed(key, "start", error)
         else:
             self._secrets.forget(key)
-            self._started(key, container)
+            self._start_ended(key, container)
             outcome = container.status if container else "cancelled"
             log.info("%s/%s: %s after %.3f s", *key, outcome, time.monotonic() - began)
 
-    def _queue_pull(self, attempt: _ContainerStart, image: str) -> None:
-        key = attempt.key
-        message = f"pulling {attempt.assignment.spec.image}: waiting for its turn"
+    def _queue_pull(self, planned: _PlannedStart, image: str) -> None:
+        key = planned.key
+        message = f"pulling {planned.assignment.spec.image}: waiting for its turn"
         queued = Reason(code="pulling_image", message=message)
         self._progress(key)(queued)
         with self._pulls_lock:
-            ticket = self._pools.pulls.submit(partial(self._pull, attempt), attempt.owner, subject=image)
+            ticket = self._pools.pulls.submit(partial(self._pull, planned), planned.owner, subject=image)
             if ticket is not None:
                 self._pulls[key] = ticket
         if ticket is None:
             self._apply(lambda state: state.failed(key, queued, time.monotonic()), relist=True)
-        elif attempt.cancel.is_set():  # before there was a ticket to withdraw
+        elif planned.cancel.is_set():  # cancelled before there was a ticket to withdraw
             self._withdraw_pull(key)
 
     def _withdraw_pull(self, key: Key) -> None:
-        """Withdraw a pull that is queued. One that runs checks its cancel event."""
+        """Withdraw a queued pull. A running pull checks its cancel event."""
         with self._pulls_lock:
             ticket = self._pulls.get(key)
             if ticket is None or not self._pools.pulls.withdraw(ticket):
                 return
             del self._pulls[key]
         # In a thread: the caller holds the lock that `apply` needs.
-        self._pools.endings.submit(partial(self._started, key, None), ticket.owner, bounded=False)
+        self._pools.endings.submit(partial(self._start_ended, key, None), ticket.owner, bounded=False)
 
-    def _pull(self, attempt: _ContainerStart) -> None:
-        key = attempt.key
+    def _pull(self, planned: _PlannedStart) -> None:
+        key = planned.key
         with self._pulls_lock:
             self._pulls.pop(key, None)
         try:
-            equipped = self._secrets.equip(attempt.assignment)
-            start = self._runtime.pull(equipped, self._progress(key), attempt.cancel.is_set)
+            equipped = self._secrets.equip(planned.assignment)
+            start = self._runtime.pull(equipped, self._progress(key), planned.cancel.is_set)
         except StartRefused as refusal:
             self._secrets.forget(key)
-            self._refused(key, attempt.assignment.gpu_uuids, refusal)
+            self._refused(key, planned.assignment.gpu_uuids, refusal)
         except Exception as error:
             self._failed(key, "pull", error)
         else:
-            self._pulled(attempt, start)
+            self._pulled(planned, start)
 
-    def _pulled(self, attempt: _ContainerStart, start: BeginStart | None) -> None:
+    def _pulled(self, planned: _PlannedStart, start: BeginStart | None) -> None:
         if start is None:
-            self._started(attempt.key, None)
+            self._start_ended(planned.key, None)
         else:
-            self._pools.starts.submit(partial(self._start, attempt, start), attempt.owner, bounded=False)
+            self._pools.starts.submit(partial(self._start, planned, start), planned.owner, bounded=False)
 
-    def _started(self, key: Key, container: Container | None) -> None:
+    def _start_ended(self, key: Key, container: Container | None) -> None:
         if container is None:
             self._apply(lambda state: state.await_listing(key), relist=True)
         else:
@@ -339,7 +340,7 @@ class ActionExecutor:
             self._failed(key, "release", error)
         else:
             for uuid, message in busy.items():
-                # Before the end is reported: with both in one report the GPU is never free in between.
+                # Before `released`: the report of the end then has the incident, so the GPU is never free.
                 reason = Reason(code="gpu_not_released", message=message)
                 self._report_incident([physical_gpu(container, uuid)], f"{key[0]}/{key[1]}", reason, key[0])
             self._apply(lambda state: state.released(key))

@@ -1,7 +1,7 @@
-"""The agent's files: its identity, and the highest generation it has seen.
+"""The files in which an agent keeps what must survive its restart.
 
 <directory>/lock            held while an agent runs here
-<directory>/node.json       Identity, readable by the owner only
+<directory>/node.json       the node's identity, readable by the owner only
 <directory>/generation      one number
 <directory>/real            what `mooring up` has detected on this machine: docker, gpus
 <directory>/private_images  images whose use requires a check at their registry; contains no credential
@@ -54,7 +54,7 @@ def identities(state_dir: Path) -> list[NodeIdentity]:
 
 
 class StateDirectory:
-    """The files of one node. `lock` excludes a second agent until this process ends."""
+    """The files of one node. `lock` excludes a second agent until `unlock`, or until this process ends."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -90,7 +90,7 @@ class StateDirectory:
             raise StateError(f"{path} is damaged; delete it and join the node again") from error
 
     def save_joined(self, identity: NodeIdentity) -> None:
-        """Save a new identity; generations start again."""
+        """Save a new identity, and forget the generation and the real parts of the former one."""
         for name in ("generation", "real"):
             (self._directory / name).unlink(missing_ok=True)
         self.write("node.json", identity.model_dump_json().encode())
@@ -115,7 +115,7 @@ class StateDirectory:
         self.write("generation", str(generation).encode())
 
     def real_parts(self) -> frozenset[str]:
-        """Parts that were once detected as real, and are never simulated again."""
+        """Which of `docker` and `gpus` this machine has, or once had: these are never simulated again."""
         try:
             return frozenset((self._directory / "real").read_text().split())
         except FileNotFoundError:

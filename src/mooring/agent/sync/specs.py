@@ -11,13 +11,13 @@ class Specs:
 
     def known(self) -> dict[str, str]:
         """The version of each instance's spec, for the next report."""
-        return {key: one.spec_version for key, one in self._received.items() if one.spec_version}
+        return {each.instance_id: each.spec_version for each in self._received.values() if each.spec_version}
 
     def complete(self, answer: SyncAnswer) -> SyncAnswer | None:
         """The answer with all specs filled in.
 
         None: a spec is no longer cached, because a newer answer arrived first. Such an answer is not applied,
-        and the next report asks for the spec: an instance without a spec never counts as removed.
+        since its instances must not count as removed, and the next report does not list the missing spec.
         """
         if not answer.unchanged:
             return answer

@@ -18,7 +18,7 @@ from mooring.agent.sync.client import (
 from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, StartSecrets
 
-# For retries of a failed start. After this time a changed registry password takes effect.
+# How long retries of a start use the same secrets. A changed registry password takes effect after that.
 CACHE_S: Final = 600.0
 
 DELAYED: Final = Reason(
@@ -31,8 +31,8 @@ REFUSED: Final = Reason(
 )
 
 
-class StartSecretsOf:
-    """Adds secrets to assignments. They are cached in memory until the start has succeeded or failed.
+class StartSecretsCache:
+    """Adds secrets to assignments, and caches them in memory, until the start succeeds or fails for good.
 
     Args:
         session: returns the number of the agent's session.
@@ -52,8 +52,8 @@ class StartSecretsOf:
         """The assignment with its secrets and registry credentials.
 
         Raises:
-            StartDelayed: the control plane does not answer.
-            StartRefused: it rejects the request.
+            StartDelayed: the control plane does not answer, or this agent has been replaced.
+            StartRefused: the control plane rejects the request.
         """
         if not assignment.asks_for_secrets:
             return assignment

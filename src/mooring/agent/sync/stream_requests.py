@@ -69,12 +69,13 @@ class StreamRequestsCall:
         if self._ended.is_set():
             return
         self._handle(answer)
-        if not set(self._known) - set(query.known) and time.monotonic() - began < wait_s / 2:
+        has_new = not set(self._known) <= set(query.known)
+        if not has_new and time.monotonic() - began < wait_s / 2:
             # A control plane that is shutting down answers at once.
             self._ended.wait(NO_CHANGE_PAUSE_S)
 
     def _handle(self, answer: StreamRequests) -> None:
         if (answer.control_plane_id, answer.node_id) != self._expected:
-            raise ControlPlaneError(f"the answer is for node {answer.node_id} of another control plane")
+            raise ControlPlaneError(f"the answer is for node {answer.node_id} of {answer.control_plane_id}")
         self._serve(answer.streams)
         self._known = [each.id for each in answer.streams]

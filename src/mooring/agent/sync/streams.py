@@ -1,4 +1,4 @@
-"""Logs and exec: reads from the engine and uploads to the control plane replica that asked.
+"""Logs and exec: reads from the engine and uploads to the control plane replica that requested it.
 
 engine --iterator--> reader's thread --queue--> uploader's thread --NDJSON--> control plane
 """
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 class Streams:
     """Serves each request once, however often answers repeat it.
 
-    Each stream uses a thread of its project until it ends, however slowly its reader reads.
+    A stream occupies one of its project's threads until the stream ends, even if its user reads slowly.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Streams:
     def serve(self, requests: Iterable[StreamRequest]) -> None:
         for request in requests:
             if self._is_new(request.id) and not self._submit(request):
-                # Its reader gets an error because the node does not connect, and may retry.
+                # The user gets an error because the node does not connect, and may retry.
                 log.warning("stream %s rejected: its project has too many open on this node", request.id)
 
     def _submit(self, request: StreamRequest) -> bool:
@@ -76,7 +76,7 @@ class Streams:
         try:
             self._control_plane.upload(request.id, request.url, iter(pipe))
         except ControlPlaneError as error:
-            # The usual end of a follow: the reader has gone.
+            # The usual end of a followed log: the user has disconnected.
             log.info("stream %s ended: %s", request.id, error)
         finally:
             pipe.close()
@@ -93,7 +93,7 @@ class Streams:
 
 
 class _Pipe:
-    """A queue from the thread that reads the engine to the one that uploads; either may end first."""
+    """A queue from the thread that reads the engine to the thread that uploads; either may end first."""
 
     def __init__(self, heartbeat_s: float) -> None:
         self._heartbeat_s = heartbeat_s
@@ -101,7 +101,7 @@ class _Pipe:
         self._closed = threading.Event()
 
     def __iter__(self) -> Iterator[StreamFrame]:
-        """Frames as they arrive, and an empty one after each silence: only a write detects a lost reader."""
+        """Frames as they arrive, or else an empty one at times: only a write detects a lost connection."""
         while True:
             try:
                 frame = self._frames.get(timeout=self._heartbeat_s)
@@ -111,7 +111,7 @@ class _Pipe:
             if frame is None:
                 return
             yield frame
-            if frame.end or frame.error is not None or frame.exit_code is not None:
+            if frame.is_last:
                 return
 
     def fill(self, open_frames: Callable[[], Iterator[StreamFrame]]) -> None:
@@ -130,7 +130,7 @@ class _Pipe:
         self._closed.set()
 
     def _pump(self, frames: Iterator[StreamFrame]) -> None:
-        """A closed pipe is noticed within 10 s: iterators of a `Runtime` yield at least that often."""
+        """Ends soon after the pipe is closed: a `Runtime` yields at least every 10 s."""
         try:
             for frame in frames:
                 if not self._put(frame):

@@ -5,10 +5,10 @@ from typing import Final
 
 from mooring.agent.sync.workers import Workers
 
-# Queued tasks of one project in a pool; further actions are planned again when one has ended.
+# Queued tasks of one project in a pool. Further actions are not begun, but planned again later.
 WAITING_OF_PROJECT: Final = 128
 PULLS_OF_PROJECT: Final = 2
-STREAMS_OF_PROJECT: Final = 32  # twice the limit of one control plane replica
+STREAMS_OF_PROJECT: Final = 32  # twice what one replica of the control plane allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class WorkerPools:
     def default(cls) -> "WorkerPools":
         """Pools with limits for all projects together, and for each project.
 
-        A pull may take an hour and a stream days, so the limit of a project is a small part of all threads.
-        Each call of a start or an ending has a deadline of seconds, and a release one of half a minute.
+        A pull may take an hour and a stream days, so a project may use only an eighth of these threads.
+        Each call of a start or an ending has a timeout of seconds, and a release one of half a minute.
         """
         waiting = WAITING_OF_PROJECT
         return cls(

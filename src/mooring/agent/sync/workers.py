@@ -28,12 +28,12 @@ class Ticket:
 
 
 class Workers:
-    """Unlike an executor's, its threads do not keep the process alive when a task hangs.
+    """A thread pool whose threads do not keep the process alive when a task hangs.
 
     Args:
         limit: how many tasks run at the same time.
         each: how many of them one owner may have; the default is `limit`.
-        waiting: how many queued tasks one owner may have; unlimited by default.
+        waiting: how many queued tasks one owner may have; the default is no limit.
     """
 
     def __init__(self, name: str, limit: int, *, each: int | None = None, waiting: int | None = None) -> None:
@@ -76,11 +76,11 @@ class Workers:
     def withdraw(self, ticket: Ticket) -> bool:
         """Remove a queued task; False: it is running, or has run."""
         with self._lock:
-            waiting = self._queues.get(ticket.owner)
-            if waiting is None or ticket not in waiting:
+            queued = self._queues.get(ticket.owner)
+            if queued is None or ticket not in queued:
                 return False
-            waiting.remove(ticket)
-            if not waiting:
+            queued.remove(ticket)
+            if not queued:
                 del self._queues[ticket.owner]
             return True
 
@@ -102,14 +102,14 @@ class Workers:
 
     def _take_next(self) -> Ticket | None:
         """The next task, round robin over the owners that are below their limit."""
-        for owner, waiting in self._queues.items():
+        for owner, queued in self._queues.items():
             if self._running[owner] >= self._each:
                 continue
-            ticket = next((one for one in waiting if one.subject not in self._subjects), None)
+            ticket = next((one for one in queued if one.subject not in self._subjects), None)
             if ticket is None:
                 continue
-            waiting.remove(ticket)
-            if waiting:
+            queued.remove(ticket)
+            if queued:
                 self._queues.move_to_end(owner)
             else:
                 del self._queues[owner]

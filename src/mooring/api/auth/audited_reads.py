@@ -1,4 +1,4 @@
-"""Reads that the audit log records: exports of the log, and logs that admins read in other projects.
+"""Reads that the audit log records: its exports, and instance logs that admins read as non-members.
 
 Repeated reads of a resource by one caller are recorded once in ten minutes. The audit log is never purged, so
 readers must not be able to fill it.
@@ -49,6 +49,6 @@ class AuditedReads:
         return is_new
 
 
-def is_of_others(access: Access, project_id: str) -> bool:
+def is_outside_admin(access: Access, project_id: str) -> bool:
     """Whether the caller is an admin who is not a member of the project."""
     return access.caller.is_admin and project_id not in access.caller.permissions

@@ -49,7 +49,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 @dataclass(frozen=True, slots=True)
 class NodeCaller:
-    """The node of a credential, maybe cached: operations compare the hash with that of the node's row."""
+    """The node of a credential. It may come from a cache: operations compare the hash with the node's row."""
 
     id: str
     credential_hash: str
@@ -59,14 +59,14 @@ class AuthorizedRoute(APIRoute):
     """A route that admits only the callers that its row of `api/auth/rules.py` allows."""
 
     def get_route_handler(self) -> Handler:
-        inner, rule, name = self.open_handler(), rule_of(self), self.operation_id or self.name
+        authorized_handler, rule = self.authorized_handler(), rule_of(self)
 
         async def handle(request: Request) -> Response:
             try:
                 await _authorize(request, rule)
-                return await inner(request)
+                return await authorized_handler(request)
             except (Unauthorized, Forbidden) as error:
-                _record_rejection(request, name, error)
+                _record_rejection(request, self.operation_id or self.name, error)
                 raise
             except TooManyRequests as error:
                 if type(error) in _DELAYED:
@@ -81,7 +81,7 @@ class AuthorizedRoute(APIRoute):
             scope["state"]["slots"] = slots
             await super().handle(scope, receive, send)
 
-    def open_handler(self) -> Handler:
+    def authorized_handler(self) -> Handler:
         """The handler that runs after authorization."""
         return super().get_route_handler()
 
@@ -135,25 +135,25 @@ async def _delay(request: Request) -> None:
 
 
 def count_request(request: Request, caller: Caller, action_class: ActionClass, cost: int) -> None:
-    """Count a request, or an extra cost beyond its rule, in the rate limits of its caller.
+    """Count a request, or a cost that its rule does not include, in the rate limits of its caller.
 
     Raises:
         TooManyRequests: the caller's limit is reached.
     """
     context: Context = request.app.state.context
-    request.state.rate_headers, refusal = context.rates.take(caller, action_class, cost)
-    if refusal is not None:
-        raise refusal
+    request.state.rate_headers, error = context.rates.take(caller, action_class, cost)
+    if error is not None:
+        raise error
 
 
 def _record_rejection(request: Request, operation: str, error: Unauthorized | Forbidden) -> None:
-    """Count the rejection for the audit log. Exceeded quotas are Forbidden too, but are not counted."""
-    refusals = request.app.state.context.refusals
+    """Count the rejection for the audit log, except subclasses of Forbidden, such as an exceeded quota."""
+    rejected = request.app.state.context.rejected_requests
     caller: Caller | None = getattr(request.state, "caller", None)
     if isinstance(error, Unauthorized) or caller is None:
-        refusals.unauthorized(request.client.host if request.client else None)
+        rejected.unauthorized(request.client.host if request.client else None)
     elif type(error) is Forbidden:
-        refusals.forbidden(caller, operation)
+        rejected.forbidden(caller, operation)
 
 
 def _bearer(request: Request) -> str:
@@ -165,7 +165,7 @@ def _bearer(request: Request) -> str:
 
 
 async def _access(
-    request: Request, _shown: Annotated[HTTPAuthorizationCredentials | None, Security(_user_scheme)]
+    request: Request, _documented: Annotated[HTTPAuthorizationCredentials | None, Security(_user_scheme)]
 ) -> Access:
     access: Access = request.state.access
     return access
@@ -177,13 +177,13 @@ async def _live(request: Request, _access: Annotated[Access, Depends(_access)]) 
 
 
 async def _node(
-    request: Request, _shown: Annotated[HTTPAuthorizationCredentials | None, Security(_node_scheme)]
+    request: Request, _documented: Annotated[HTTPAuthorizationCredentials | None, Security(_node_scheme)]
 ) -> NodeCaller:
     node: NodeCaller = request.state.node
     return node
 
 
-# The security schemes are for the OpenAPI document only; `AuthorizedRoute` has already decided.
+# The security schemes only document the credentials in OpenAPI; `AuthorizedRoute` has checked them already.
 CurrentAccess = Annotated[Access, Depends(_access)]
 CurrentLiveAccess = Annotated[LiveAccess, Depends(_live)]  # for operations that may stay open for hours
 CurrentNode = Annotated[NodeCaller, Depends(_node)]

@@ -43,11 +43,15 @@ class _Cache(Generic[Known]):
         self._lock = Lock()
         self._known: LRUCache[str, tuple[float, float, Known]] = LRUCache(_MAX_ENTRIES)
 
-    def get(self, hashed: str, within_s: float | None = None) -> Known | None:
+    def get(self, hashed: str, max_age_s: float | None = None) -> Known | None:
         with self._lock:
             found = self._known.get(hashed)
-        age_s, now = self._ttl_s if within_s is None else within_s, time.monotonic()
-        return found[2] if found and now - found[0] < age_s and now < found[1] else None
+        if found is None:
+            return None
+        since, until, known = found
+        now = time.monotonic()
+        is_fresh = now - since < (self._ttl_s if max_age_s is None else max_age_s)
+        return known if is_fresh and now < until else None
 
     def was_valid(self, hashed: str) -> bool:
         return hashed in self._known
@@ -90,14 +94,14 @@ class Credentials:
         """The current caller of a credential that was valid at the start of its request. Counts no failure.
 
         Raises:
-            Unauthorized, Unavailable: as `caller`.
+            Unauthorized, SsoUnavailable: as `caller`.
         """
         hashed = credentials.hashed(secret)
         known = self._callers.get(hashed, RENEWED_S)
         return known if known is not None else await self._caller_of(secret, hashed, address)
 
     async def node(self, secret: str, address: str | None = None) -> str:
-        """The node of a credential, maybe cached: operations check the node's row themselves.
+        """The id of a credential's node. It may come from a cache: operations check the node's row.
 
         Raises:
             Unauthorized, TooManyRequests: as `caller`.

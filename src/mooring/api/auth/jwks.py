@@ -24,7 +24,7 @@ ALGORITHMS = frozenset({*_RSA, "ES256", "ES384", "ES512", "EdDSA"})
 _FRESH_S = 300.0
 # How long the cached keys are used while the issuer is unreachable.
 _USABLE_S = 24 * 3600.0
-# Between two fetches for an unknown key, and after a failure.
+# The least time between two fetches for unknown keys, and after a failed fetch.
 _RETRY_INTERVAL_S = 10.0
 # How long a request with a known key waits for fresh keys.
 _REFRESH_WAIT_S = 1.0
@@ -116,7 +116,7 @@ class IssuerKeys:
             )
             if about.get("issuer") != self._issuer:
                 raise ValueError(
-                    f"its issuer is {about.get('issuer')!r}; set MOORING_OIDC_ISSUER to exactly that"
+                    f"it names itself {about.get('issuer')!r}; set MOORING_OIDC_ISSUER to exactly that"
                 )
             keys = keys_in(await _document(client, about["jwks_uri"]))
         if not keys:
@@ -128,7 +128,7 @@ async def _document(client: httpx.AsyncClient, url: str) -> dict[str, Any]:
     """Fetch a small JSON object, without following redirects.
 
     Raises:
-        ValueError: the answer is something else, or the URL is not private.
+        ValueError: the answer is not such an object, or the URL is neither https nor on loopback.
         httpx.HTTPError, httpx.InvalidURL: the request failed.
     """
     if not is_private_channel(url):
@@ -143,7 +143,7 @@ async def _document(client: httpx.AsyncClient, url: str) -> dict[str, Any]:
                 raise ValueError(f"{url} answers with more than {_MAX_BYTES} bytes")
     document = from_json(body)
     if not isinstance(document, dict):
-        raise ValueError(f"{url} does not answer with a JSON object")  # noqa: TRY004 - the issuer's, not ours
+        raise ValueError(f"{url} does not answer with a JSON object")  # noqa: TRY004 - bad input, no bug
     return document
 
 
@@ -155,7 +155,7 @@ def keys_in(document: dict[str, Any]) -> list[Key]:
     """
     listed = document.get("keys")
     if not isinstance(listed, list):
-        raise ValueError("its keys are not a list")  # noqa: TRY004 - the issuer's, not ours
+        raise ValueError("its keys are not a list")  # noqa: TRY004 - bad input, no bug
     return [key for key in map(_key, listed[:_MAX_KEYS]) if key is not None]
 
 
@@ -166,6 +166,6 @@ def _key(jwk: Any) -> Key | None:
         parsed = PyJWK(jwk)
     except (PyJWTError, TypeError):
         return None
-    stated = jwk.get("alg") is not None or jwk.get("kty") != "RSA"
-    algorithms = ALGORITHMS.intersection({parsed.algorithm_name} if stated else _RSA)
+    fits_all_rsa = jwk.get("alg") is None and jwk.get("kty") == "RSA"
+    algorithms = ALGORITHMS.intersection(_RSA if fits_all_rsa else {parsed.algorithm_name})
     return Key(jwk.get("kid"), parsed.key, algorithms) if algorithms else None

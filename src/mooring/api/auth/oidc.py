@@ -18,7 +18,7 @@ _JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
 _MAX_LENGTH = 16 * 1024
 # Allowed clock difference for tokens that are not valid yet. Expired tokens get none.
 _LEEWAY_S = 30
-# Values of `typ` of access tokens. Other tokens of an issuer (logout, DPoP proofs, …) have another one.
+# Values of `typ` of access tokens. Other tokens of an issuer (logout, DPoP proofs, …) have other values.
 _TYPES = frozenset({"jwt", "at+jwt", "application/at+jwt"})
 _MAX_SUBJECT = 255
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+")
@@ -28,7 +28,7 @@ _REASONS: Final[Mapping[type[jwt.PyJWTError], str]] = {
     jwt.ImmatureSignatureError: "it is not valid yet",
     jwt.InvalidAudienceError: "it is for another service",
     jwt.InvalidIssuerError: "it is from another issuer",
-    jwt.MissingRequiredClaimError: "it lacks a claim of iss, aud, sub and exp",
+    jwt.MissingRequiredClaimError: "it lacks a claim: iss, aud, sub or exp",
 }
 
 
@@ -67,7 +67,7 @@ class SignOn:
         if expires_at <= time.time():
             raise _invalid(_REASONS[jwt.ExpiredSignatureError])
         if "cnf" in claims or "events" in claims:
-            # Bound to a key whose possession the client must prove, or a message about a session.
+            # `cnf`: the client must prove that it has a key. `events`: a message, such as a logout.
             raise _invalid("it is not a bearer token")
         subject = claims["sub"]
         if not 0 < len(subject) <= _MAX_SUBJECT or not subject.isprintable():
@@ -78,7 +78,7 @@ class SignOn:
             subject=subject,
             name=_name(_claim(claims, self._settings.oidc_name_claim)),
             email=_email(claims, self._settings.oidc_email_claim),
-            grants=sign_on.given(self._settings.oidc_roles, values),
+            grants=sign_on.granted_by(values, self._settings.oidc_roles),
             expires_at=expires_at,
         )
 

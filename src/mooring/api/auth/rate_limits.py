@@ -56,7 +56,7 @@ class Count:
     Attributes:
         admitted: whether the request is within the limit.
         remaining: how many more requests are within the limit now.
-        more_in_s: whole seconds until `remaining` grows or, if not admitted, until this request would be.
+        more_in_s: whole seconds until `remaining` grows or, if not admitted, until it would be admitted.
     """
 
     admitted: bool
@@ -72,7 +72,7 @@ class MovingWindow:
         self._window_s = window_s
         self._clock = clock
         self._lock = Lock()
-        # Times of requests by key, least recently used key first. None is empty.
+        # Times of requests by key, least recently used key first. No deque is empty.
         self._times: OrderedDict[str, deque[float]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -96,7 +96,7 @@ class MovingWindow:
             return Count(admitted, self._limit - len(times), self._frees_in(times, now, over))
 
     def wait_s_of(self, key: str) -> int:
-        """Whole seconds until another request would be within the limit; 0: it is now. Counts nothing."""
+        """Whole seconds until another request would be within the limit (0: now). Counts nothing."""
         now = self._clock()
         with self._lock:
             times = self._times.get(key, ())
@@ -119,50 +119,52 @@ class MovingWindow:
 
 
 class RequestRates:
-    """Rate limits per caller and per project of API keys, for each class of action. Admins have none."""
+    """Rate limits per caller and, for API keys, per project, for each action class. Admins have none."""
 
     def __init__(self, *, on: bool, clock: Clock = time.monotonic) -> None:
         self._on = on
-        self._callers = {kind: _Rate(kind, most, clock) for kind, most in REQUESTS.items()}
-        self._projects = {kind: _Rate(kind, most * PROJECT_FACTOR, clock) for kind, most in REQUESTS.items()}
+        self._callers = {each: _Rate(each, limit, clock) for each, limit in REQUESTS.items()}
+        self._projects = {
+            each: _Rate(each, limit * PROJECT_FACTOR, clock) for each, limit in REQUESTS.items()
+        }
 
     def take(
-        self, caller: Caller, kind: ActionClass, cost: int = 1
+        self, caller: Caller, action_class: ActionClass, cost: int = 1
     ) -> tuple[Headers, TooManyRequests | None]:
         """Count a request; return the headers of its answer, and the error if it exceeds a limit.
 
         Args:
-            cost: how many requests of its class it counts as (see `Rule.cost`).
+            cost: as how many requests of its class the request counts (see `Rule.cost`).
         """
         if not self._on or caller.is_admin:
             return [], None
-        headers, error = self._callers[kind].take(caller.id, "you have made", cost)
+        headers, error = self._callers[action_class].take(caller.id, "you have made", cost)
         if error is not None or caller.project_id is None:
             return headers, error
-        of_project, error = self._projects[kind].take(
+        project_headers, error = self._projects[action_class].take(
             caller.project_id, "the keys of your project have together made", cost
         )
-        return (headers if error is None else of_project), error
+        return (headers if error is None else project_headers), error
 
 
 class _Rate:
-    """The limit of one class of action, with its headers and error."""
+    """The limit of one action class, with its headers and error."""
 
-    def __init__(self, kind: ActionClass, most: int, clock: Clock) -> None:
-        self._kind = kind
-        self._most = most
-        self._window = MovingWindow(most, clock=clock)
-        self._policy = f'"{kind}";q={most};w={WINDOW_S}'.encode()
+    def __init__(self, action_class: ActionClass, limit: int, clock: Clock) -> None:
+        self._class = action_class
+        self._limit = limit
+        self._window = MovingWindow(limit, clock=clock)
+        self._policy = f'"{action_class}";q={limit};w={WINDOW_S}'.encode()
 
     def take(self, key: str, who: str, cost: int) -> tuple[Headers, TooManyRequests | None]:
         count = self._window.take(key, cost)
-        state = f'"{self._kind}";r={count.remaining};t={count.more_in_s}'.encode()
+        state = f'"{self._class}";r={count.remaining};t={count.more_in_s}'.encode()
         headers = [(b"ratelimit-policy", self._policy), (b"ratelimit", state)]
         if count.admitted:
             return headers, None
         counts_as = "" if cost == 1 else f" (this one counts as {cost})"
         return headers, TooManyRequests(
-            f"{who} {self._most} requests of the class {self._kind} within {WINDOW_S} s{counts_as}; "
+            f"{who} {self._limit} requests of the class {self._class} within {WINDOW_S} s{counts_as}; "
             f"try again in {count.more_in_s} s",
             retry_after_s=count.more_in_s,
         )
@@ -233,7 +235,7 @@ class DelayedAnswers:
 
 
 def network_of(address: str | None) -> str:
-    """The network whose addresses one client can use: its IPv4 address, or its IPv6 /64."""
+    """The network that one client controls: its IPv4 address, or its IPv6 /64. Empty if unknown."""
     try:
         ip = ip_address(address or "")
     except ValueError:
@@ -254,7 +256,7 @@ class OpenStreams:
         return self._total
 
     def of_same_project(self, caller: Caller) -> int:
-        """The open streams of the caller's project, or of an admin or a caller without a single project."""
+        """The open streams of the caller's project, or of the caller if an admin or without one project."""
         return self._open[caller.id if caller.is_admin else caller.project_id or caller.id]
 
     @contextmanager
@@ -262,7 +264,7 @@ class OpenStreams:
         """Count a stream as open during the block.
 
         Raises:
-            TooManyStreams: the caller, its project or the server is at its limit.
+            TooManyStreams: the caller, their project or the server is at its limit.
         """
         if not caller.is_admin and self._open[caller.id] >= STREAMS_PER_CALLER:
             raise TooManyStreams(

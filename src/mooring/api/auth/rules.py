@@ -1,6 +1,6 @@
 """Who may call what: one row for each operation. `api/auth/authorization.py` rejects a route without a row.
 
-An operation with an `action` writes one audit row; `api/http/transactions.py` ensures that it does.
+An operation with an `action` writes one audit row; `api/http/transactions.py` ensures it for all but exec.
 The tests compare this table with the OpenAPI document and call every operation with every kind of credential.
 """
 
@@ -34,8 +34,8 @@ class Rule:
     Attributes:
         permission: required in the project concerned (`admin`: required everywhere); null: any valid
             credential is enough.
-        action: its name in the audit log; null: it changes nothing.
-        cost: how many requests of its class it counts as in the rate limits.
+        action: its name in the audit log; null: for reads, and for operations of nodes.
+        cost: as how many requests of its class it counts in the rate limits.
     """
 
     who: Who

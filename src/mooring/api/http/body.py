@@ -71,8 +71,8 @@ def _without_control(message: str) -> str:
 class StrictRoute(AuthorizedRoute):
     """An authorized route with strict parsing, and with a limit on each project's concurrent writes."""
 
-    def open_handler(self) -> Handler:
-        inner = super().open_handler()
+    def authorized_handler(self) -> Handler:
+        inner = super().authorized_handler()
         writes = rule_of(self).action_class is ActionClass.WRITE
 
         async def handle(request: Request) -> Response:

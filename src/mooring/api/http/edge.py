@@ -100,11 +100,11 @@ def _rejection(scope: MutableMapping[str, Any]) -> MooringError | None:
 
 def _exceeded_limit(scope: MutableMapping[str, Any]) -> str | None:
     if _head_bytes(scope) > MAX_HEAD_BYTES:
-        return f"path, query and headers may have {MAX_HEAD_BYTES} bytes together"
+        return f"path, query and headers may have {MAX_HEAD_BYTES} bytes together at most"
     if len(scope["headers"]) > MAX_HEADERS:
-        return f"a request may have {MAX_HEADERS} headers"
+        return f"a request may have {MAX_HEADERS} headers at most"
     if scope.get("query_string", b"").count(b"&") >= MAX_PARAMETERS:
-        return f"a query may have {MAX_PARAMETERS} parameters"
+        return f"a query may have {MAX_PARAMETERS} parameters at most"
     return None
 
 

@@ -60,7 +60,7 @@ def page(
     params: PageQuery,
     secret: bytes,
 ) -> tuple[Sequence[Row[Any]], str | None]:
-    """One page and the cursor of the next, null on the last.
+    """One page, and the cursor of the next page (None after the last).
 
     Raises:
         BadCursor: the cursor is invalid, or of another list or other filters.
@@ -78,7 +78,7 @@ def page(
 def page_of_items(
     items: Sequence[Item], params: PageQuery, name: str, secret: bytes
 ) -> tuple[Sequence[Item], str | None]:
-    """As `page`, for items that are not in a table: the cursor holds their offset.
+    """As `page`, for items that are not in a table: the cursor contains the offset of the next page.
 
     Raises:
         BadCursor.

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_S = 2  # if the error does not say when to retry
 # Without a limit, a body of 100,000 unknown fields would get an answer of ten times its size.
 _MAX_FIELD_ERRORS = 100
-# Codes of field errors that become the code of the whole answer if the body has no other errors.
+# Field errors whose code becomes that of the whole answer if the request has no other errors.
 _OWN_CODES: Mapping[str, type[errors.Invalid]] = {
     kind.code: kind
     for kind in (errors.NotSupportedYet, errors.ReservedEnv, errors.ReservedLabel, errors.SpecTooLarge)
@@ -144,12 +144,12 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         return problem_response(request, error.__cause__)  # FastAPI wraps errors raised while it reads a body
     kind = _BY_STATUS.get(error.status_code, errors.BadRequest)
     if error.status_code == HTTPStatus.NOT_FOUND:
-        made: MooringError = kind(f"no such path: {request.scope['path']}. The API reference is at /docs")
+        problem: MooringError = kind(f"no such path: {request.scope['path']}. The API reference is at /docs")
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        made = kind(f"{request.method} is not allowed at {request.scope['path']}")
+        problem = kind(f"{request.method} is not allowed at {request.scope['path']}")
     else:
-        made = kind(str(error.detail))
-    response = problem_response(request, made)
+        problem = kind(str(error.detail))
+    response = problem_response(request, problem)
     response.headers.update(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         response.headers["Allow"] = ", ".join(_methods_at(request))
@@ -159,8 +159,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 def _methods_at(request: Request) -> list[str]:
     """All methods of the request's path; Starlette names those of one route only."""
     routes = iter_route_contexts(request.app.routes)
-    there = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
-    return sorted({method for route in there for method in route.methods or ()})
+    at_path = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    return sorted({method for route in at_path for method in route.methods or ()})
 
 
 async def _on_integrity_error(request: Request, error: Exception) -> Response:

@@ -23,7 +23,7 @@ from mooring.db.types import new_id
 from mooring.schemas.base import PROBLEM_MEDIA_TYPE
 
 _MAX_PIPELINED = 64
-# Each byte of a body may arrive in a chunk of its own, which takes six bytes.
+# The most received bytes for each byte of a body: a chunk of one byte takes six.
 _FRAMING = 8
 _TCP_NOTSENT_LOWAT = 25  # Linux; Python has no name for it
 _UNSENT_BYTES = 128 * 1024
@@ -39,7 +39,7 @@ class ConnectionLimits:
         frames_s: between two pieces of a node's stream, which may last for hours.
         linger_s: for the rest of a rejected body, so that the client can read the answer.
         reader_s: for a client that reads nothing of what is sent, or is gone.
-        connections: may be open. At the limit an idle connection is closed, or else the new one is rejected.
+        connections: how many may be open. Beyond that an idle one is closed, or else the new one rejected.
     """
 
     head_s: float = 15.0
@@ -174,7 +174,9 @@ class HttpProtocol(HttpToolsProtocol):
             and not self.transport.is_closing()
         ):
             self._reject(
-                errors.HeadersTooLarge(f"path, query and headers may have {MAX_HEAD_BYTES} bytes together")
+                errors.HeadersTooLarge(
+                    f"path, query and headers may have {MAX_HEAD_BYTES} bytes together at most"
+                )
             )
         if len(self.pipeline) > _MAX_PIPELINED:
             self.transport.abort()

@@ -76,13 +76,13 @@ def audited(context: Context, access: Access, operation: Operation) -> Response:
 
 
 def claim(context: Context, session: Session, call: Call) -> StoredAnswer | None:
-    """Claim the call's key, if it has one; see `idempotency.claim`."""
+    """Claim the key of a call that has one; see `idempotency.claim`."""
     ttl, key = context.settings.idempotency_kept, call.idempotency_key or ""
     return idempotency.claim(session, context.encryptor, call.access.caller.id, key, call.fingerprint, ttl)
 
 
 def store(context: Context, session: Session, call: Call, answer: StoredAnswer) -> None:
-    """Store the answer under the call's key, if it has one, and charge the project for what it wrote.
+    """Store the answer under the key of a call that has one, and charge the project for what was written.
 
     Raises, at the end of the transaction:
         QuotaExceeded, DailyWriteLimit: as `storage.enforce`.

@@ -1,6 +1,6 @@
 """Swagger UI at `/docs`, from files of an installed package: the page loads nothing from the internet.
 
-It has no inline script (R30): injected script could use the key that the user enters.
+The page allows no inline script (R30): an injected script could use the key that the user enters.
 """
 
 from importlib.resources import files

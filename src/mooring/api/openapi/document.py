@@ -64,6 +64,7 @@ def _document(app: FastAPI) -> Json:
     # Mooring never sends FastAPI's error model.
     schemas.pop("HTTPValidationError", None)
     schemas.pop("ValidationError", None)
+    # FastAPI does not know the models of problems and of the bodies that routes/agent.py parses.
     _keys, extra = models_json_schema(
         [
             (Problem, "serialization"),
@@ -79,7 +80,7 @@ def _document(app: FastAPI) -> Json:
     _add_examples(document)
     shared_responses.complete(document)
     links.add(document)
-    limits.state(document)
+    limits.add(document)
     return document
 
 

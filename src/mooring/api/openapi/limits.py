@@ -1,7 +1,7 @@
 """Default limits of all values, written into those schemas of the OpenAPI document that state none.
 
-Integers are stored in 64 bits. A text from users or nodes is a `Text` (core/text.py), without NUL; texts that
-Mooring writes are shorter. No list is longer than a report allows. Fields with other limits state them.
+Integers are stored in 64 bits. Texts of users and nodes are `Text` (core/text.py), with a maximum length and
+without NUL; Mooring writes no longer ones. No list is longer than a report allows.
 """
 
 from collections.abc import Iterator
@@ -14,13 +14,14 @@ from mooring.schemas.base import Json
 LONGEST_TEXT = 4096
 LONGEST_LIST = 10_000
 _INT32, _INT64 = 2**31, 2**63
+# Keywords of JSON Schema whose value is a list of schemas, a map of schemas, or one schema.
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs")
-_ONE = ("items", "additionalProperties", "propertyNames", "not")
+_SINGLE = ("items", "additionalProperties", "propertyNames", "not")
 
 
-def state(document: Json) -> None:
-    """Write the limits into all schemas of the document."""
+def add(document: Json) -> None:
+    """Add the limits to all schemas of the document."""
     for _path, _method, operation in operations(document):
         for parameter in operation.get("parameters", ()):
             parameter["schema"] = _without_null(parameter["schema"])
@@ -47,13 +48,13 @@ def _roots(document: Json) -> Iterator[Json]:
     for _path, _method, operation in operations(document):
         for parameter in operation.get("parameters", ()):
             yield parameter["schema"]
-        for bearer in (operation.get("requestBody", {}), *operation["responses"].values()):
-            yield from _content(bearer)
+        for message in (operation.get("requestBody", {}), *operation["responses"].values()):
+            yield from _content(message)
 
 
-def _content(bearer: Json) -> Iterator[Json]:
-    """Yield the schemas of a body. Text gets none, as a stream of it may not end."""
-    for kind, content in bearer.get("content", {}).items():
+def _content(message: Json) -> Iterator[Json]:
+    """Yield the schemas of a request or response. Remove those of text: a stream of text has no limit."""
+    for kind, content in message.get("content", {}).items():
         if kind.startswith("text/"):
             content.pop("schema", None)
         elif "schema" in content:
@@ -71,14 +72,14 @@ def _parts(schema: Any) -> Iterator[Json]:
     for key in _MAPS:
         for part in schema.get(key, {}).values():
             yield from _parts(part)
-    for key in _ONE:
+    for key in _SINGLE:
         yield from _parts(schema.get(key))
 
 
 def _limit(schema: Json) -> None:
     kind = schema.get("type")
     if "patternProperties" in schema:
-        _name_properties(schema)
+        _replace_pattern_properties(schema)
     if "enum" in schema or "const" in schema:
         return
     if kind == "integer":
@@ -91,7 +92,7 @@ def _limit(schema: Json) -> None:
         schema.setdefault("maxItems", LONGEST_LIST)
 
 
-def _name_properties(schema: Json) -> None:
+def _replace_pattern_properties(schema: Json) -> None:
     """Replace `patternProperties` by a pattern for all names: pydantic accepts no other names."""
     ((pattern, value),) = schema.pop("patternProperties").items()
     schema["propertyNames"] = {"pattern": pattern, **schema.get("propertyNames", {})}

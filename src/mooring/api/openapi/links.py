@@ -12,15 +12,15 @@ from mooring.schemas.base import Json
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _ITEM = re.compile(r"^(?P<collection>.+)/\{(?P<parameter>\w+)\}(/[^{]*)?$")
-# Agents call the other operations, and follow no links.
-_PUBLIC = "/v1/"
+# The other paths with parameters are for agents, which follow no links.
+_USER_PATHS = "/v1/"
 
 
 def add(document: Json) -> None:
     """Link each collection's answers to the operations on its members."""
     for path, _method, operation in list(operations(document)):
         item = _ITEM.match(path)
-        if item is None or not path.startswith(_PUBLIC):
+        if item is None or not path.startswith(_USER_PATHS):
             continue
         for answer, base in _answers_of(document, item["collection"]):
             key = _key(document, answer, base, item["parameter"])
@@ -44,7 +44,7 @@ def _answers_of(document: Json, collection: str) -> Iterator[tuple[Json, str]]:
 
 
 def _key(document: Json, answer: Json, base: str, parameter: str) -> str | None:
-    """Return the property with the parameter's value: the one of its name, else `id`."""
+    """Return the property with the parameter's value: the property of the same name, else `id`."""
     schema = _resolved(document, answer.get("content", {}).get("application/json", {}).get("schema", {}))
     if base:
         items = schema.get("properties", {}).get("items", {}).get("items", {})

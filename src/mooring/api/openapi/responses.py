@@ -3,67 +3,75 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from mooring.core import errors as tree
+from mooring.core import errors as core_errors
 from mooring.core.errors import MooringError
 from mooring.schemas.base import PROBLEM_MEDIA_TYPE, Json
 
 _DESCRIPTIONS = {
-    400: "The request is malformed, or its cursor is invalid.",
+    400: "The path, query, a header, the cursor or the JSON of the body is malformed.",
     401: "The credentials are missing or invalid.",
-    403: "The credentials do not permit this operation.",
+    403: "The credentials do not permit this operation, or a quota or rule of the project forbids it.",
     404: "The resource does not exist, or you may not see it.",
     408: "The request did not arrive in time.",
-    409: "The request conflicts with the state of the resource.",
-    410: "The requested events or stream no longer exist.",
+    409: "The request conflicts with the state of a resource or with an earlier request, or cannot complete.",
+    410: "The requested events are no longer stored, or the stream is closed.",
     412: "The resource has changed since you read it.",
-    413: "The body is larger than 1 MiB, or has more than 4000 values.",
-    415: "The body is not JSON.",
-    422: "A field is invalid, missing or unknown.",
-    429: "Too many requests. Retry after the time in `Retry-After`.",
-    431: "The path, query and headers are too large or too many.",
-    500: "An error in Mooring. Its log has the cause under the `request_id`.",
-    503: "The database or node is unavailable. Retry after the time in `Retry-After`.",
+    413: "The body is larger than 1 MiB (`/agent/v1/sync`: 16 MiB), or has more than 4000 values.",
+    415: "The `Content-Type` of the body is not JSON.",
+    422: "A field, parameter or header is missing, unknown or not valid for this request.",
+    429: "A limit on requests, streams or daily writes is reached. Retry after the time in `Retry-After`.",
+    431: "The path, query and headers are too large, or there are too many parameters or headers.",
+    500: "A bug in Mooring. The log of the control plane has the cause under the `request_id`.",
+    503: "The server, database, node or sign-on is unavailable. Retry after the time in `Retry-After`.",
 }
-Kinds = Iterable[type[MooringError]]
-# Errors of the layers around every operation; then errors that any operation may raise.
-ANY_REQUEST: Final[Kinds] = (
-    *(tree.BadRequest, tree.MalformedRequest, tree.RequestTimeout),
-    *(tree.TooLarge, tree.HeadersTooLarge, MooringError),
-)
-WITH_CREDENTIALS: Final[Kinds] = (tree.Unauthorized, tree.Forbidden, tree.TooManyRequests)
-_REST = (tree.Invalid, tree.Unavailable, tree.DatabaseUnavailable, tree.SsoUnavailable)
-ALWAYS: Final = frozenset({*ANY_REQUEST, *WITH_CREDENTIALS, *_REST})
-# Errors of a body with an instance spec; errors of a spec that is checked against the rules of its project.
-SPEC: Final = (tree.NotSupportedYet, tree.ReservedEnv, tree.ReservedLabel, tree.SpecTooLarge)
+ErrorClasses = Iterable[type[MooringError]]
+# Errors of the layers around every operation.
+ANY_REQUEST: Final = (
+    core_errors.BadRequest, core_errors.MalformedRequest, core_errors.RequestTimeout, core_errors.TooLarge,
+    core_errors.HeadersTooLarge, MooringError,
+)  # fmt: skip
+# Errors of every operation that needs credentials.
+WITH_CREDENTIALS: Final = (core_errors.Unauthorized, core_errors.Forbidden, core_errors.TooManyRequests)
+# Declared for every operation; `shared_responses.complete` removes WITH_CREDENTIALS from public ones.
+ALWAYS: Final = frozenset({
+    *ANY_REQUEST, *WITH_CREDENTIALS,
+    core_errors.Invalid, core_errors.Unavailable, core_errors.DatabaseUnavailable, core_errors.SsoUnavailable,
+})  # fmt: skip
+# Errors of a body with an instance spec.
+SPEC: Final = (
+    core_errors.NotSupportedYet, core_errors.ReservedEnv, core_errors.ReservedLabel, core_errors.SpecTooLarge
+)  # fmt: skip
+# Errors of a spec that is checked against the rules of its project.
 ADMISSION: Final = (
-    *(tree.GpuSharingNotAllowed, tree.ImageNotAllowed, tree.NodeSelectorConflict, tree.PriorityNotAllowed),
-    *(tree.RegistryNotAllowed, tree.SecretsTooLarge, tree.TooManyPorts, tree.UnknownSecret),
-)
+    core_errors.GpuSharingNotAllowed, core_errors.ImageNotAllowed, core_errors.NodeSelectorConflict,
+    core_errors.PriorityNotAllowed, core_errors.RegistryNotAllowed, core_errors.SecretsTooLarge,
+    core_errors.TooManyPorts, core_errors.UnknownSecret,
+)  # fmt: skip
 
 Responses = dict[int | str, dict[str, Any]]
 
 
-def errors(*kinds: type[MooringError]) -> Responses:
-    """Return the error responses of an operation: these errors, and those of every operation.
+def errors(*error_classes: type[MooringError]) -> Responses:
+    """Return the error responses of an operation: for these errors, and for those that are always declared.
 
-    `shared_responses.complete` adds the errors that follow from its parameters and its action.
+    `shared_responses.complete` adds the errors that follow from its parameters, body and action class.
     """
-    return {status: problem(of_status) for status, of_status in by_status((*ALWAYS, *kinds)).items()}
+    return {status: problem(found) for status, found in by_status((*ALWAYS, *error_classes)).items()}
 
 
-def by_status(kinds: Kinds) -> dict[int, list[type[MooringError]]]:
+def by_status(error_classes: ErrorClasses) -> dict[int, list[type[MooringError]]]:
     found: dict[int, list[type[MooringError]]] = {}
-    for kind in sorted(set(kinds), key=lambda kind: (kind.status, kind.code)):
-        found.setdefault(kind.status, []).append(kind)
+    for each in sorted(set(error_classes), key=lambda each: (each.status, each.code)):
+        found.setdefault(each.status, []).append(each)
     return found
 
 
-def problem(kinds: list[type[MooringError]]) -> dict[str, Any]:
-    """Return the response of one status: its description lists the codes, and each has an example."""
-    codes = ", ".join(f"`{kind.code}`" for kind in kinds)
-    examples = {kind.code: {"$ref": f"#/components/examples/{kind.code}"} for kind in kinds}
+def problem(error_classes: list[type[MooringError]]) -> dict[str, Any]:
+    """Return the response for errors of one status. It lists their codes, with an example for each."""
+    codes = ", ".join(f"`{each.code}`" for each in error_classes)
+    examples = {each.code: {"$ref": f"#/components/examples/{each.code}"} for each in error_classes}
     content = {"schema": {"$ref": "#/components/schemas/Problem"}, "examples": examples}
-    description = f"{_DESCRIPTIONS[kinds[0].status]} Codes: {codes}."
+    description = f"{_DESCRIPTIONS[error_classes[0].status]} Codes: {codes}."
     return {"description": description, "content": {PROBLEM_MEDIA_TYPE: content}}
 
 
@@ -74,16 +82,16 @@ def declared(operation: Json) -> Iterator[type[MooringError]]:
             yield MooringError.by_code.get(code, MooringError)
 
 
-def example(kind: type[MooringError]) -> dict[str, Any]:
-    """Return an example. Without one, Swagger UI generates noise that matches the patterns."""
+def example(error_class: type[MooringError]) -> dict[str, Any]:
+    """Return an example. Without it, Swagger UI shows random text that matches the patterns of the schema."""
     value = {
-        "type": f"urn:mooring:error:{kind.code}",
-        "title": kind.title,
-        "status": kind.status,
-        "detail": _DESCRIPTIONS[kind.status],
+        "type": f"urn:mooring:error:{error_class.code}",
+        "title": error_class.title,
+        "status": error_class.status,
+        "detail": _DESCRIPTIONS[error_class.status],
         "instance": "/v1/instances",
-        "code": kind.code,
+        "code": error_class.code,
         "request_id": "req_01m7ytn7kexrn34wn367q44k9v",
-        "retryable": kind.retryable,
+        "retryable": error_class.retryable,
     }
-    return {"summary": kind.title, "value": value}
+    return {"summary": error_class.title, "value": value}

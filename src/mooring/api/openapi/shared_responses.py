@@ -1,11 +1,11 @@
-"""The errors and headers that all operations of the OpenAPI document share."""
+"""Completes the operations of the OpenAPI document with headers and with the errors that they share."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mooring.api.auth.rules import RULES, ActionClass
 from mooring.api.openapi import responses
-from mooring.api.openapi.responses import Kinds
+from mooring.api.openapi.responses import ErrorClasses
 from mooring.core import errors
 from mooring.core.errors import MooringError
 from mooring.schemas.base import Json
@@ -15,7 +15,7 @@ METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 _SECONDS: Json = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 HEADERS: Json = {
     "X-Request-Id": {
-        "description": "the request's own id, or a generated one; the server's log has it too",
+        "description": "the `X-Request-Id` of the request, or a generated id; logged with unexpected errors",
         "required": True,
         "schema": {"type": "string", "maxLength": 128, "pattern": "^[A-Za-z0-9._:-]+$"},
     },
@@ -50,16 +50,16 @@ HEADERS: Json = {
         "schema": {"type": "string", "enum": ["true"]},
     },
 }
-_MOST_SHARED = 3  # a response with more codes is declared at its operation
+_MAX_SPECIAL = 3  # a response with more codes, besides those of ALWAYS, is declared at its operation
 _IDEMPOTENCY = (errors.IdempotencyInProgress, errors.IdempotencyKeyReused, errors.ReplayTooLarge)
-_BY_PARAMETER: Mapping[str, Kinds] = {
+_BY_PARAMETER: Mapping[str, ErrorClasses] = {
     "cursor": [errors.BadCursor],
     "idempotency-key": [errors.BadJson, *_IDEMPOTENCY],
     "if-match": [errors.PreconditionFailed],
     "last-event-id": [errors.BadEventId],
 }
-_WRITING: Kinds = (errors.Conflict, errors.DailyWriteLimit, errors.QuotaExceeded)
-_BY_CLASS: Mapping[ActionClass, Kinds] = {
+_WRITING: ErrorClasses = (errors.Conflict, errors.DailyWriteLimit, errors.QuotaExceeded)
+_BY_ACTION_CLASS: Mapping[ActionClass, ErrorClasses] = {
     ActionClass.READ: [],
     ActionClass.WRITE: _WRITING,
     ActionClass.EXEC: [*_WRITING, errors.TooManyStreams],
@@ -76,40 +76,45 @@ def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
 
 
 def complete(document: Json) -> None:
-    """Add to each operation the errors of the layers around it, and the headers."""
+    """Add headers and errors to each operation; error responses that operations share become components."""
     components = document["components"]
     components["headers"], components["responses"], components["examples"] = HEADERS, {}, {}
-    login = responses.WITH_CREDENTIALS
     for _path, method, operation in operations(document):
         operation.setdefault("security", [])
-        public = method == "get" and not operation["security"]
-        kinds = {*responses.ANY_REQUEST, *responses.declared(operation), *_implied(operation)}
-        kinds = kinds.difference(login) if public else kinds.union(login)
         answers: Json = {code: answer for code, answer in operation["responses"].items() if code < "400"}
         for status, answer in answers.items():
             answer["headers"] = {**_headers(status, method, answer), **answer.get("headers", {})}
-        for same_status in responses.by_status(kinds).values():
-            components["examples"] |= {kind.code: responses.example(kind) for kind in same_status}
+        for same_status in responses.by_status(_errors_of(method, operation)).values():
+            components["examples"] |= {each.code: responses.example(each) for each in same_status}
             status, answer = str(same_status[0].status), responses.problem(same_status)
             answer["headers"] = _headers(status, method, answer)
-            special = [kind for kind in same_status if kind not in responses.ALWAYS]
-            if len(special) <= _MOST_SHARED:
-                name = "".join([f"Problem{status}", *(kind.__name__ for kind in special)])
+            special = [each for each in same_status if each not in responses.ALWAYS]
+            if len(special) <= _MAX_SPECIAL:
+                name = "".join([f"Problem{status}", *(each.__name__ for each in special)])
                 components["responses"][name] = answer
                 answer = {"$ref": f"#/components/responses/{name}"}
             answers[status] = answer
         operation["responses"] = dict(sorted(answers.items()))
 
 
+def _errors_of(method: str, operation: Json) -> set[type[MooringError]]:
+    found: set[type[MooringError]] = {*responses.ANY_REQUEST, *responses.declared(operation)}
+    found.update(_implied(operation))
+    # Joining a node, a POST, has no security scheme, but its body contains a credential.
+    is_public = method == "get" and not operation["security"]
+    with_credentials = responses.WITH_CREDENTIALS
+    return found.difference(with_credentials) if is_public else found.union(with_credentials)
+
+
 def _implied(operation: Json) -> Iterator[type[MooringError]]:
-    """The errors that follow from the operation's parameters, body and class of action."""
+    """Yield the errors that follow from the operation's parameters, body and action class."""
     for parameter in operation.get("parameters", ()):
         if parameter["in"] == "path":
             yield errors.NotFound
         yield from _BY_PARAMETER.get(parameter["name"], ())
     if "requestBody" in operation:
         yield from (errors.BadJson, errors.UnsupportedMediaType)
-    yield from _BY_CLASS[RULES[operation["operationId"]].action_class]
+    yield from _BY_ACTION_CLASS[RULES[operation["operationId"]].action_class]
 
 
 def _headers(status: str, method: str, answer: Json) -> Json:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Annotated, TypeVar
 
@@ -51,25 +51,13 @@ Message = TypeVar("Message", bound=BaseModel)
 Found = TypeVar("Found")
 
 
-async def _sync_request(request: Request) -> SyncRequest:
-    # Parsed from bytes in one pass: every node sends a report every five seconds.
-    require_json_type(request)
-    return _parsed(SyncRequest, await request.body())
+def _parser_of(kind: type[Message]) -> Callable[[Request], Awaitable[Message]]:
+    async def parse(request: Request) -> Message:
+        # Parsed from bytes in one pass: every node sends a report every five seconds.
+        require_json_type(request)
+        return _parsed(kind, await request.body())
 
-
-async def _join_request(request: Request) -> JoinRequest:
-    require_json_type(request)
-    return _parsed(JoinRequest, await request.body())
-
-
-async def _start_secrets_request(request: Request) -> StartSecretsRequest:
-    require_json_type(request)
-    return _parsed(StartSecretsRequest, await request.body())
-
-
-async def _stream_requests_query(request: Request) -> StreamRequestsQuery:
-    require_json_type(request)
-    return _parsed(StreamRequestsQuery, await request.body())
+    return parse
 
 
 def _parsed(kind: type[Message], body: bytes) -> Message:
@@ -94,7 +82,7 @@ def _body(kind: type[BaseModel]) -> dict[str, object]:
     operation_id="join_node",
 )
 def join_node(
-    body: Annotated[JoinRequest, Depends(_join_request)], request: Request, context: Ctx
+    body: Annotated[JoinRequest, Depends(_parser_of(JoinRequest))], request: Request, context: Ctx
 ) -> JoinAnswer:
     """Join a node. Exchanges a join token, which works once, for the node's own credential."""
     address = request.client.host if request.client else None
@@ -143,7 +131,7 @@ def renew_credential(node: CurrentNode, request: Request, context: Ctx) -> Crede
     operation_id="sync_node",
 )
 async def sync(
-    report: Annotated[SyncRequest, Depends(_sync_request)], node: CurrentNode, context: Ctx
+    report: Annotated[SyncRequest, Depends(_parser_of(SyncRequest))], node: CurrentNode, context: Ctx
 ) -> Response:
     """Sync a node. Stores the node's report and answers with the node's desired state.
 
@@ -190,7 +178,7 @@ async def _poll(
 def _apply(context: Context, caller: NodeCaller, report: SyncRequest) -> Sequence[str]:
     with context.database.write() as session:
         remaining = reports.apply(session, caller.id, caller.credential_hash, report)
-    context.heard_nodes.add(caller.id)
+    context.reporting_nodes.add(caller.id)
     return remaining
 
 
@@ -225,12 +213,12 @@ def _answer(context: Context, node_id: str, report: SyncRequest) -> SyncAnswer:
 )
 def hand_out_start_secrets(
     instance_id: str,
-    body: Annotated[StartSecretsRequest, Depends(_start_secrets_request)],
+    body: Annotated[StartSecretsRequest, Depends(_parser_of(StartSecretsRequest))],
     request: Request,
     node: CurrentNode,
     context: Ctx,
 ) -> StartSecrets:
-    """Get start secrets. Returns the secrets and registry credentials of an attempt this node starts."""
+    """Get start secrets. Returns secrets and registry credentials of an attempt that this node starts."""
     address = request.client.host if request.client else None
     with context.database.write() as session:
         return start_secrets.hand_out(
@@ -252,7 +240,9 @@ def hand_out_start_secrets(
     operation_id="list_stream_requests",
 )
 async def list_stream_requests(
-    query: Annotated[StreamRequestsQuery, Depends(_stream_requests_query)], node: CurrentNode, context: Ctx
+    query: Annotated[StreamRequestsQuery, Depends(_parser_of(StreamRequestsQuery))],
+    node: CurrentNode,
+    context: Ctx,
 ) -> StreamRequests:
     """List stream requests. Returns the streams that the node should connect for.
 
@@ -264,7 +254,7 @@ async def list_stream_requests(
         [Topic.node_streams(node.id)],
         time.monotonic() + query.wait_s,
         partial(_waiting_streams, context, node, query.session),
-        lambda waiting: bool({each.id for each in waiting} - set(query.known)),
+        lambda found: bool({each.id for each in found} - set(query.known)),
     )
     return StreamRequests(control_plane_id=context.identity.control_plane_id, node_id=node.id, streams=found)
 

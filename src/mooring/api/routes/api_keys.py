@@ -50,7 +50,7 @@ class KeyQuery(pagination.PageQuery):
     operation_id="create_api_key",
 )
 def create_api_key(body: ApiKeyCreate, context: Ctx, call: CurrentCall) -> Response:
-    """Create an API key. Only this response shows the key. It never has more permissions than you.
+    """Create an API key. Only this response shows the key, which never has more permissions than you.
 
     Members create keys for themselves (their own `user_id`), owners also for other members and services.
     """
@@ -77,9 +77,8 @@ def list_api_keys(context: Ctx, access: CurrentAccess, params: Annotated[KeyQuer
     query = select(tables.ApiKey).where(api_keys.not_revoked(), api_keys.visible(access))
     query = pagination.matching(query, params, tables.ApiKey.project_id, tables.ApiKey.user_id)
     with context.database.read() as session:
-        rows, cursor = pagination.page(
-            session, query, tables.ApiKey.id, params, context.identity.cursor_secret
-        )
+        secret = context.identity.cursor_secret
+        rows, cursor = pagination.page(session, query, tables.ApiKey.id, params, secret)
         content = {"items": [show(ApiKey, row[0]) for row in rows], "next_cursor": cursor}
     return responses.respond(responses.json_answer(content))
 

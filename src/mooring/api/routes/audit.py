@@ -102,7 +102,7 @@ def _with_links(session: Session, rows: Sequence[AuditEntry]) -> list[Json]:
 
 
 async def _exported(context: Context, live: LiveAccess, params: AuditQuery) -> AsyncIterator[bytes]:
-    """Yield the export. Fails, so that it does not look complete, when the caller loses access."""
+    """Yield the export. When the caller loses access it fails, so that it does not look complete."""
     after = 0
     while True:
         query = _filtered(await live.renewed(), params)

@@ -90,23 +90,23 @@ async def _wait_for_some(
     """Wait for the next events. Returns none if there are none after `wait_s`.
 
     Args:
-        pause_s: how long to collect further events after the first.
-        follows: whether a stream has read a page before.
+        pause_s: how long to wait before each later read, so that it finds several events.
+        follows: whether the caller has read a page before.
 
     Raises:
         Unauthorized, Forbidden: the caller lost their access meanwhile.
     """
     deadline = time.monotonic() + wait_s
     access, signals = live.access, context.database.signals
-    shown, since = access, None
+    current, subscribed_at = access, None
     while True:
         with signals.subscribed(*events.topics(access.projects)) as waiter:
             if follows:
-                since = time.monotonic()
-                await asyncio.sleep(min(deadline - since, pause_s))
+                subscribed_at = time.monotonic()
+                await asyncio.sleep(min(deadline - subscribed_at, pause_s))
                 # The pause may be longer than revoked access may stay in effect (R29).
-                shown = await live.renewed()
-            found = await context.event_pages.page(context.database, shown, after, limit, since)
+                current = await live.renewed()
+            found = await context.event_pages.page(context.database, current, after, limit, subscribed_at)
             left = deadline - time.monotonic()
             if found or left <= 0 or signals.closing:
                 return found

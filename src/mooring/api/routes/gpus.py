@@ -49,10 +49,10 @@ def list_gpus(context: Ctx, access: CurrentAccess, params: Annotated[GpuQuery, Q
 def get_gpu(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get a GPU. Shows its health and the instances that use it."""
     with context.database.read() as session:
-        return responses.respond(_shown(session, access, gpus.get(session, uuid)))
+        return responses.respond(_answer(session, access, gpus.get(session, uuid)))
 
 
-def _shown(session: Session, access: Access, row: tables.Gpu) -> StoredAnswer:
+def _answer(session: Session, access: Access, row: tables.Gpu) -> StoredAnswer:
     return responses.json_answer(gpu_views.gpus(session, access, [row])[0])
 
 
@@ -65,7 +65,7 @@ def _shown(session: Session, access: Access, row: tables.Gpu) -> StoredAnswer:
 def list_gpu_incidents(
     uuid: str, context: Ctx, access: CurrentAccess, params: Annotated[pagination.PageQuery, Query()]
 ) -> Response:
-    """List GPU incidents. Returns the newest first. Only their own project sees application faults."""
+    """List GPU incidents. Newest first; only the project concerned sees an application fault."""
     key = tables.GpuIncident.id
     with context.database.read() as session:
         query = health_views.visible_incidents(access, gpus.get(session, uuid).uuid)
@@ -81,7 +81,7 @@ def get_gpu_metrics(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get GPU metrics. Returns the newest sample; values that the GPU does not support are null."""
     with context.database.read() as session:
         row = gpus.get(session, uuid)
-        gpus.require_visible_figures(session, access, row.uuid)
+        gpus.require_visible_metrics(session, access, row.uuid)
         found = gpu_views.samples(session, access, [row.uuid])
     if not found:
         raise NoSample(f"the node of {uuid} reports no metrics; is it reachable?")
@@ -93,7 +93,7 @@ def clear_gpu(uuid: str, context: Ctx, call: CurrentCall) -> Response:
     """Clear a GPU. Ends its quarantine, so that it can be allocated again."""
 
     def act(session: Session) -> StoredAnswer:
-        return _shown(session, call.access, gpus.clear(session, call.access, uuid))
+        return _answer(session, call.access, gpus.clear(session, call.access, uuid))
 
     return transactions.idempotent(context, call, act)
 
@@ -102,7 +102,7 @@ def clear_gpu(uuid: str, context: Ctx, call: CurrentCall) -> Response:
     "/instance-types", response_model=InstanceTypeList, responses=errors(), operation_id="list_instance_types"
 )
 def list_instance_types(context: Ctx, access: CurrentAccess) -> Response:
-    """List instance types. Each is a GPU model and count, with the number that could start now."""
+    """List instance types. Each is a GPU model with a count or MIG profile, and how many could start now."""
     with context.database.read() as session:
         shapes = instance_types.derive(session, context.scheduler_cache, access)
     items = [gpu_views.instance_type(shape) for shape in shapes]

@@ -71,12 +71,12 @@ def create_instance_group(body: InstanceGroupCreate, context: Ctx, call: Current
     def act(session: Session) -> StoredAnswer:
         project = projects.for_new(session, call.access, body.project_id, context.identity.default_project_id)
         row = instance_groups.create(session, call.access, project, body)
-        return _shown(context, session, row, 201, location=True)
+        return _answer(context, session, row, status=201, location=True)
 
     return transactions.idempotent(context, call, act)
 
 
-def _shown(
+def _answer(
     context: Context,
     session: Session,
     row: tables.InstanceGroup,
@@ -97,18 +97,18 @@ def list_instance_groups(
     context: Ctx, access: CurrentAccess, params: Annotated[GroupQuery, Query()]
 ) -> Response:
     """List instance groups. Returns groups that are not deleted, newest first, with their members."""
-    row = tables.InstanceGroup
-    query = pagination.visible(select(row).where(row.deleted_at.is_(None)), row.project_id, access)
-    query = pagination.matching(query, params, row.name, row.project_id)
-    query = pagination.labelled(query, row.labels, params.label)
+    group = tables.InstanceGroup
+    query = pagination.visible(select(group).where(group.deleted_at.is_(None)), group.project_id, access)
+    query = pagination.matching(query, params, group.name, group.project_id)
+    query = pagination.labelled(query, group.labels, params.label)
     with context.database.read() as session:
         secret = context.identity.cursor_secret
-        rows, cursor = pagination.page(session, query, row.id, params, secret)
-        items = group_views.groups(session, [each[0] for each in rows], context.scheduler_cache.positions)
-        # A template may have 256 KiB, so a page of large ones ends early.
+        rows, cursor = pagination.page(session, query, group.id, params, secret)
+        items = group_views.groups(session, [row[0] for row in rows], context.scheduler_cache.positions)
+        # A template may have 256 KiB, so a page of large groups ends early.
         fitting = count_fitting([to_json(item) for item in items])
         if fitting < len(items):
-            cursor = pagination.cursor_after(rows[fitting - 1], row.id, params, secret)
+            cursor = pagination.cursor_after(rows[fitting - 1], group.id, params, secret)
         content = {"items": items[:fitting], "next_cursor": cursor}
     return responses.respond(responses.json_answer(content))
 
@@ -119,7 +119,7 @@ def list_instance_groups(
 def get_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get an instance group. Shows the group and its members."""
     with context.database.read() as session:
-        return responses.respond(_shown(context, session, instance_groups.get(session, access, group_id)))
+        return responses.respond(_answer(context, session, instance_groups.get(session, access, group_id)))
 
 
 @router.delete(
@@ -131,13 +131,12 @@ def get_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Re
 )
 def delete_instance_group(group_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
     """Delete an instance group. Stops and removes all members; then requests for it return 404."""
-    return transactions.audited(
-        context,
-        access,
-        lambda session: _shown(
-            context, session, instance_groups.delete(session, access, group_id, if_match), 202
-        ),
-    )
+
+    def act(session: Session) -> StoredAnswer:
+        row = instance_groups.delete(session, access, group_id, if_match)
+        return _answer(context, session, row, status=202)
+
+    return transactions.audited(context, access, act)
 
 
 @router.post(
@@ -154,16 +153,12 @@ def stop_instance_group(
     body: Annotated[InstanceStop, Body()] = InstanceStop(),  # noqa: B008 - frozen
 ) -> Response:
     """Stop an instance group. All members get SIGTERM, and SIGKILL after `timeout_s`."""
-    return transactions.idempotent(
-        context,
-        call,
-        lambda session: _shown(
-            context,
-            session,
-            instance_groups.stop(session, call.access, group_id, body.timeout_s, BY_USER),
-            202,
-        ),
-    )
+
+    def act(session: Session) -> StoredAnswer:
+        row = instance_groups.stop(session, call.access, group_id, body.timeout_s, BY_USER)
+        return _answer(context, session, row, status=202)
+
+    return transactions.idempotent(context, call, act)
 
 
 @router.post(
@@ -175,11 +170,12 @@ def stop_instance_group(
 )
 def start_instance_group(group_id: str, context: Ctx, call: CurrentCall) -> Response:
     """Start an instance group. Queues all members of an ended group; each gets a new container."""
-    return transactions.idempotent(
-        context,
-        call,
-        lambda session: _shown(context, session, instance_groups.start(session, call.access, group_id), 202),
-    )
+
+    def act(session: Session) -> StoredAnswer:
+        row = instance_groups.start(session, call.access, group_id)
+        return _answer(context, session, row, status=202)
+
+    return transactions.idempotent(context, call, act)
 
 
 @router.get(
@@ -190,7 +186,7 @@ def start_instance_group(group_id: str, context: Ctx, call: CurrentCall) -> Resp
 )
 async def explain_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Explain an instance group. Shows why it waits, what is ahead of it and its predicted start."""
-    async with context.turns.taken(access.caller):
+    async with context.scheduler_turns.taken(access.caller):
         return await run_in_threadpool(_explained, context, access, group_id)
 
 

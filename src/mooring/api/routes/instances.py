@@ -89,18 +89,20 @@ async def create_instance(
     body: InstanceCreate,
     context: Ctx,
     call: CurrentCall,
-    dry_run: Annotated[bool, Query(description="only report whether and where it would start now")] = False,
+    dry_run: Annotated[
+        bool, Query(description="only report whether and where the instance would start now")
+    ] = False,
 ) -> Response:
     """Create an instance. It runs one container with the requested GPUs.
 
-    It is usually `pending` in the response. `/wait` waits until it runs; `reason` says why it is pending.
-    With `on_capacity: fail`, it is placed at once or rejected with 409.
+    The instance is usually `pending` in the response. `/wait` waits until it runs; `reason` says why it is
+    pending. With `on_capacity: fail`, it is placed at once or rejected with 409.
     """
     caller = call.access.caller
     if dry_run:
         count_request(request, caller, ActionClass.WRITE, DRY_RUN_EXTRA)
         await request.state.write_turn.aclose()  # a dry run does not write, and may take long
-        async with context.turns.taken(caller):
+        async with context.scheduler_turns.taken(caller):
             return await run_in_threadpool(_dry_run, context, call.access, body)
     if body.on_capacity == "fail":
         count_request(request, caller, ActionClass.WRITE, IMMEDIATE_EXTRA)
@@ -110,7 +112,7 @@ async def create_instance(
         row = instances.create(session, call.access, project, body)
         if body.on_capacity == "fail":
             explain.place_now(session, context.scheduler_cache, row)
-        return _shown(context, session, row, status=201, location=True)
+        return _answer(context, session, row, status=201, location=True)
 
     return await run_in_threadpool(transactions.idempotent, context, call, act)
 
@@ -132,7 +134,7 @@ def _dry_run(context: Context, access: Access, body: InstanceCreate) -> Response
     return responses.respond(responses.json_answer(content))
 
 
-def _shown(
+def _answer(
     context: Context, session: Session, row: tables.Instance, status: int = 200, *, location: bool = False
 ) -> StoredAnswer:
     session.flush()
@@ -149,11 +151,13 @@ def list_instances(
     context: Ctx, access: CurrentAccess, params: Annotated[InstanceQuery, Query()]
 ) -> Response:
     """List instances. Returns instances that are not deleted, newest first."""
-    row = tables.Instance
-    query = rendered.page_columns().where(row.deleted_at.is_(None))
-    query = pagination.visible(query, row.project_id, access)
-    query = pagination.matching(query, params, row.state, row.name, row.node_id, row.project_id)
-    query = pagination.labelled(query, row.labels, params.label)
+    instance = tables.Instance
+    query = rendered.page_columns().where(instance.deleted_at.is_(None))
+    query = pagination.visible(query, instance.project_id, access)
+    query = pagination.matching(
+        query, params, instance.state, instance.name, instance.node_id, instance.project_id
+    )
+    query = pagination.labelled(query, instance.labels, params.label)
     with context.database.read() as session:
         page = context.rendered.page(
             session, query, params, context.identity.cursor_secret, context.scheduler_cache.positions
@@ -165,7 +169,7 @@ def list_instances(
 def get_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get an instance. Shows its request, its state and its placement."""
     with context.database.read() as session:
-        return responses.respond(_shown(context, session, instances.get(session, access, instance_id)))
+        return responses.respond(_answer(context, session, instances.get(session, access, instance_id)))
 
 
 @router.patch(
@@ -179,13 +183,12 @@ def update_instance(
 ) -> Response:
     """Update an instance. Changes name, labels, priority or `max_duration_s` (null: no limit)."""
     changes = body.model_dump(exclude_unset=True)
-    return transactions.audited(
-        context,
-        access,
-        lambda session: _shown(
-            context, session, instances.patch(session, access, instance_id, changes, if_match)
-        ),
-    )
+
+    def act(session: Session) -> StoredAnswer:
+        row = instances.patch(session, access, instance_id, changes, if_match)
+        return _answer(context, session, row)
+
+    return transactions.audited(context, access, act)
 
 
 @router.delete(
@@ -197,13 +200,12 @@ def update_instance(
 )
 def delete_instance(instance_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
     """Delete an instance. Stops and removes its container; then requests for it return 404."""
-    return transactions.audited(
-        context,
-        access,
-        lambda session: _shown(
-            context, session, instances.delete(session, access, instance_id, if_match), status=202
-        ),
-    )
+
+    def act(session: Session) -> StoredAnswer:
+        row = instances.delete(session, access, instance_id, if_match)
+        return _answer(context, session, row, status=202)
+
+    return transactions.audited(context, access, act)
 
 
 @router.post(
@@ -219,17 +221,16 @@ def stop_instance(
     call: CurrentCall,
     body: Annotated[InstanceStop, Body()] = InstanceStop(),  # noqa: B008 - frozen
 ) -> Response:
-    """Stop an instance. Sends SIGTERM, and SIGKILL after `timeout_s`. Logs stay until it is deleted."""
-    return transactions.idempotent(
-        context,
-        call,
-        lambda session: _shown(
-            context,
-            session,
-            instances.stop(session, call.access, instance_id, body.timeout_s, BY_USER),
-            status=202,
-        ),
-    )
+    """Stop an instance. Sends SIGTERM, and SIGKILL after `timeout_s`.
+
+    Its logs stay available until it is deleted or started again.
+    """
+
+    def act(session: Session) -> StoredAnswer:
+        row = instances.stop(session, call.access, instance_id, body.timeout_s, BY_USER)
+        return _answer(context, session, row, status=202)
+
+    return transactions.idempotent(context, call, act)
 
 
 @router.post(
@@ -241,11 +242,12 @@ def stop_instance(
 )
 def start_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Response:
     """Start an instance. Queues an ended instance; it gets a new container, maybe on another node."""
-    return transactions.idempotent(
-        context,
-        call,
-        lambda session: _shown(context, session, instances.start(session, call.access, instance_id), 202),
-    )
+
+    def act(session: Session) -> StoredAnswer:
+        row = instances.start(session, call.access, instance_id)
+        return _answer(context, session, row, status=202)
+
+    return transactions.idempotent(context, call, act)
 
 
 @router.post(
@@ -257,11 +259,12 @@ def start_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Respons
 )
 def restart_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Response:
     """Restart an instance. Replaces its container by a new one on the same GPUs."""
-    return transactions.idempotent(
-        context,
-        call,
-        lambda session: _shown(context, session, instances.restart(session, call.access, instance_id), 202),
-    )
+
+    def act(session: Session) -> StoredAnswer:
+        row = instances.restart(session, call.access, instance_id)
+        return _answer(context, session, row, status=202)
+
+    return transactions.idempotent(context, call, act)
 
 
 @router.get(
@@ -275,7 +278,7 @@ async def wait_for_instance(
     state: WaitState = "running",
     timeout_s: Annotated[float, Query(ge=1, le=60, allow_inf_nan=False, description="in seconds")] = 30,
 ) -> Response:
-    """Wait for an instance. Returns when it is in `state`, when it can no longer be, or at the timeout."""
+    """Wait for an instance. Returns when it has reached `state`, when it no longer can, or at the timeout."""
     waited = waiting.wait(context, live, instance_id, State(state), timeout_s)
     return responses.respond(responses.json_answer(await waiting.while_connected(request, waited)))
 
@@ -326,9 +329,9 @@ def list_instance_events(
 async def explain_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Explain an instance. Shows why it is in its state.
 
-    For a pending one, it also shows why nodes refuse it, what is ahead, its predicted start and what fits.
+    For a pending instance also why nodes refuse it, what is ahead of it, its predicted start and what fits.
     """
-    async with context.turns.taken(access.caller):
+    async with context.scheduler_turns.taken(access.caller):
         return await run_in_threadpool(_explained, context, access, instance_id)
 
 

@@ -39,21 +39,18 @@ def list_nodes(context: Ctx, access: CurrentAccess, params: Annotated[NodeQuery,
     query = pagination.matching(query, params, tables.Node.name)
     with context.database.read() as session:
         rows, cursor = pagination.page(session, query, tables.Node.id, params, context.identity.cursor_secret)
-        content = {
-            "items": node_views.nodes(session, access, [row[0] for row in rows]),
-            "next_cursor": cursor,
-        }
-    return responses.respond(responses.json_answer(content))
+        items = node_views.nodes(session, access, [row[0] for row in rows])
+    return responses.respond(responses.json_answer({"items": items, "next_cursor": cursor}))
 
 
 @router.get("/nodes/{node_id}", response_model=Node, responses=errors(), operation_id="get_node")
 def get_node(node_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get a node. Shows its state, its GPUs and its free resources."""
     with context.database.read() as session:
-        return responses.respond(_shown(session, access, nodes.get(session, node_id)))
+        return responses.respond(_answer(session, access, nodes.get(session, node_id)))
 
 
-def _shown(session: Session, access: Access, row: tables.Node, status: int = 200) -> StoredAnswer:
+def _answer(session: Session, access: Access, row: tables.Node, status: int = 200) -> StoredAnswer:
     session.flush()
     return responses.json_answer(node_views.nodes(session, access, [row])[0], status, etag(row.version))
 
@@ -64,11 +61,11 @@ def _shown(session: Session, access: Access, row: tables.Node, status: int = 200
 def update_node(
     node_id: str, body: NodePatch, context: Ctx, access: CurrentAccess, if_match: IfMatch
 ) -> Response:
-    """Update a node. Reserves it for some projects or opens it to all; running instances stay there."""
+    """Update a node. Reserves it for some projects or opens it to all; running instances continue."""
     changes = body.model_dump(mode="json", exclude_unset=True)
 
     def act(session: Session) -> StoredAnswer:
-        return _shown(session, access, nodes.patch(session, access, node_id, changes, if_match))
+        return _answer(session, access, nodes.patch(session, access, node_id, changes, if_match))
 
     return transactions.audited(context, access, act)
 
@@ -76,12 +73,12 @@ def update_node(
 @router.post("/nodes/{node_id}/cordon", response_model=Node, responses=errors(), operation_id="cordon_node")
 def cordon_node(node_id: str, context: Ctx, call: CurrentCall) -> Response:
     """Cordon a node. No new instances are placed on it; running ones continue."""
-    return _cordoned(context, call, node_id, cordoned=True)
+    return _set_cordoned(context, call, node_id, cordoned=True)
 
 
-def _cordoned(context: Context, call: Call, node_id: str, *, cordoned: bool) -> Response:
+def _set_cordoned(context: Context, call: Call, node_id: str, *, cordoned: bool) -> Response:
     def act(session: Session) -> StoredAnswer:
-        return _shown(session, call.access, nodes.cordon(session, call.access, node_id, cordoned=cordoned))
+        return _answer(session, call.access, nodes.cordon(session, call.access, node_id, cordoned=cordoned))
 
     return transactions.idempotent(context, call, act)
 
@@ -91,7 +88,7 @@ def _cordoned(context: Context, call: Call, node_id: str, *, cordoned: bool) -> 
 )
 def uncordon_node(node_id: str, context: Ctx, call: CurrentCall) -> Response:
     """Uncordon a node. New instances are placed on it again. Also ends a drain."""
-    return _cordoned(context, call, node_id, cordoned=False)
+    return _set_cordoned(context, call, node_id, cordoned=False)
 
 
 @router.post("/nodes/{node_id}/drain", response_model=Node, responses=errors(), operation_id="drain_node")
@@ -101,10 +98,10 @@ def drain_node(
     call: CurrentCall,
     body: Annotated[Drain, Body()] = Drain(),  # noqa: B008 - frozen
 ) -> Response:
-    """Drain a node. No new instances are placed on it; those left at the deadline are stopped."""
+    """Drain a node. No new instances are placed on it; its instances are stopped at the deadline."""
 
     def act(session: Session) -> StoredAnswer:
-        return _shown(session, call.access, nodes.drain(session, call.access, node_id, body.deadline_s))
+        return _answer(session, call.access, nodes.drain(session, call.access, node_id, body.deadline_s))
 
     return transactions.idempotent(context, call, act)
 
@@ -127,7 +124,7 @@ def approve_node(
     """
 
     def act(session: Session) -> StoredAnswer:
-        return _shown(session, call.access, nodes.approve(session, call.access, node_id, body.difference_id))
+        return _answer(session, call.access, nodes.approve(session, call.access, node_id, body.difference_id))
 
     return transactions.idempotent(context, call, act)
 
@@ -140,10 +137,10 @@ def approve_node(
     operation_id="renew_credential",
 )
 def renew_credential(node_id: str, context: Ctx, call: CurrentCall) -> Response:
-    """Renew a node credential. The agent fetches a new one; the old one ends when that is first used."""
+    """Renew a node credential. The agent fetches a new one; the old one is valid until its first use."""
 
     def act(session: Session) -> StoredAnswer:
-        return _shown(session, call.access, nodes.request_renewal(session, call.access, node_id), 202)
+        return _answer(session, call.access, nodes.request_renewal(session, call.access, node_id), 202)
 
     return transactions.idempotent(context, call, act)
 
@@ -153,7 +150,7 @@ def delete_node(
     node_id: str,
     context: Ctx,
     access: CurrentAccess,
-    force: Annotated[bool, Query(description="the machine is dead: its instances fail")] = False,
+    force: Annotated[bool, Query(description="declare the machine dead: its instances fail")] = False,
 ) -> Response:
     """Delete a node. Fails while the node has instances, unless `force` declares it dead."""
 

@@ -48,7 +48,7 @@ def create_project(body: ProjectCreate, context: Ctx, call: CurrentCall) -> Resp
 
     def act(session: Session) -> StoredAnswer:
         row = projects.create(session, call.access, body.name, body.labels)
-        return _shown(session, row, 201, {"Location": f"/v1/projects/{row.id}"})
+        return _answer(session, row, 201, {"Location": f"/v1/projects/{row.id}"})
 
     return transactions.idempotent(context, call, act)
 
@@ -60,9 +60,8 @@ def list_projects(context: Ctx, access: CurrentAccess, params: Annotated[Project
     query = pagination.visible(query, tables.Project.id, access)
     query = pagination.matching(query, params, tables.Project.name)
     with context.database.read() as session:
-        rows, cursor = pagination.page(
-            session, query, tables.Project.id, params, context.identity.cursor_secret
-        )
+        secret = context.identity.cursor_secret
+        rows, cursor = pagination.page(session, query, tables.Project.id, params, secret)
         content = {"items": [tenant_views.project(row[0]) for row in rows], "next_cursor": cursor}
     return responses.respond(responses.json_answer(content))
 
@@ -71,10 +70,10 @@ def list_projects(context: Ctx, access: CurrentAccess, params: Annotated[Project
 def get_project(project_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get a project. Shows its quotas, its other limits and its usage."""
     with context.database.read() as session:
-        return responses.respond(_shown(session, projects.get(session, access, project_id)))
+        return responses.respond(_answer(session, projects.get(session, access, project_id)))
 
 
-def _shown(
+def _answer(
     session: Session, row: tables.Project, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> StoredAnswer:
     content = tenant_views.project(row, quotas.usage(session, row))
@@ -92,13 +91,12 @@ def update_project(
 ) -> Response:
     """Update a project. Owners change the name and labels, admins all fields."""
     changes = body.model_dump(mode="json", exclude_unset=True)
-    in_sso = {grant.project or "" for grants in context.settings.oidc_roles.values() for grant in grants}
+    sso_names = {grant.project or "" for grants in context.settings.oidc_roles.values() for grant in grants}
     default = context.identity.default_project_id
 
     def act(session: Session) -> StoredAnswer:
-        return _shown(
-            session, projects.patch(session, access, project_id, changes, default, if_match, in_sso)
-        )
+        row = projects.patch(session, access, project_id, changes, default, if_match, sso_names)
+        return _answer(session, row)
 
     return transactions.audited(context, access, act)
 

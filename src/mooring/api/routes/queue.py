@@ -21,7 +21,7 @@ from mooring.core.errors import TooManyQuestions
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.db import tables
 from mooring.scheduler.model import PlanTime
-from mooring.scheduler.packing.fragmentation import OfModel, fragmentation
+from mooring.scheduler.packing.fragmentation import ModelFragmentation, fragmentation
 from mooring.schemas.base import Json, timestamp_of
 from mooring.schemas.queue import Fragmentation, Queue
 
@@ -36,7 +36,7 @@ async def get_queue(
 
     Entries of other projects show their size, but not their ids and names.
     """
-    async with context.turns.taken(access.caller):
+    async with context.scheduler_turns.taken(access.caller):
         return await run_in_threadpool(_queue, context, access, params)
 
 
@@ -69,7 +69,7 @@ def _entries(session: Session, access: Access, entries: Sequence[queue.QueueEntr
 
 
 def _entry(entry: queue.QueueEntry, first_row: object, group_names: dict[str, str]) -> Json:
-    """Args: first_row: name and reason of the first member; None for entries of other projects."""
+    """`first_row` has the name and reason of the first member; it is None for entries of other projects."""
     first, forecast, group_id = entry.first, entry.forecast, entry.group_id
     own = first_row is not None
     return {
@@ -117,7 +117,7 @@ def get_fragmentation(context: Ctx, _access: CurrentAccess) -> Response:
     return responses.respond(responses.json_answer({"items": items, "next_cursor": None}))
 
 
-def _model(model: str, found: OfModel) -> Json:
+def _model(model: str, found: ModelFragmentation) -> Json:
     return {
         "model": model,
         "gpus": found.gpus,

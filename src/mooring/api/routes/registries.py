@@ -57,9 +57,8 @@ def list_registries(
     query = pagination.visible(select(tables.Registry), tables.Registry.project_id, access)
     query = pagination.matching(query, params, tables.Registry.project_id)
     with context.database.read() as session:
-        rows, cursor = pagination.page(
-            session, query, tables.Registry.id, params, context.identity.cursor_secret
-        )
+        secret = context.identity.cursor_secret
+        rows, cursor = pagination.page(session, query, tables.Registry.id, params, secret)
         content = {"items": [show(Registry, row[0]) for row in rows], "next_cursor": cursor}
     return responses.respond(responses.json_answer(content))
 
@@ -68,9 +67,8 @@ def list_registries(
 def get_registry(registry_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get registry credentials. The response does not contain the password."""
     with context.database.read() as session:
-        return responses.respond(
-            responses.json_answer(show(Registry, owned.get(session, access, tables.Registry, registry_id)))
-        )
+        row = owned.get(session, access, tables.Registry, registry_id)
+        return responses.respond(responses.json_answer(show(Registry, row)))
 
 
 @router.put("/{registry_id}", response_model=Registry, responses=errors(), operation_id="replace_registry")

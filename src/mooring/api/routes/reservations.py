@@ -1,6 +1,5 @@
 """`/v1/reservations`: GPUs reserved for a project for a period."""
 
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Annotated
 
@@ -51,7 +50,7 @@ class ReservationQuery(pagination.PageQuery):
 def create_reservation(body: ReservationCreate, context: Ctx, call: CurrentCall) -> Response:
     """Create a reservation. Reserves GPUs for a project; 409 if too few are free for the whole period.
 
-    Before it begins, other projects may run instances there that end in time.
+    Until the reservation begins, other projects may use its GPUs for instances that end before it begins.
     """
 
     def act(session: Session) -> StoredAnswer:
@@ -70,35 +69,34 @@ def _answer(session: Session, row: tables.Reservation, status: int = 200) -> Sto
     headers = etag(row.version)
     if status == 201:
         headers["Location"] = f"/v1/reservations/{row.id}"
-    return responses.json_answer(_shown(session, [row])[0], status, headers)
+    return responses.json_answer(_reservations(session, [row])[0], status, headers)
 
 
-def _shown(session: Session, rows: Sequence[tables.Reservation]) -> list[Json]:
+def _reservations(session: Session, rows: Sequence[tables.Reservation]) -> list[Json]:
     uuids = {uuid for row in rows for uuid in row.gpu_uuids}
-    query = select(tables.Gpu).where(tables.Gpu.uuid.in_(uuids))
-    usable = reservations.usable(session, rows)
-    gpus = {gpu.uuid: gpu for gpu in session.scalars(query)}
+    gpus = {gpu.uuid: gpu for gpu in session.scalars(select(tables.Gpu).where(tables.Gpu.uuid.in_(uuids)))}
     names = gpu_views.node_names(session, {gpu.node_id for gpu in gpus.values()})
-    shown: dict[str, list[tables.Gpu]] = defaultdict(list)
-    for row in rows:
-        found = (gpus[uuid] for uuid in row.gpu_uuids if uuid in gpus)
-        shown[row.id] = sorted(found, key=lambda gpu: (gpu.node_id, gpu.index))
-    return [_reservation(row, shown[row.id], names, usable[row.id]) for row in rows]
+    usable = reservations.usable(session, rows)
+    return [
+        _reservation(row, [gpus[uuid] for uuid in row.gpu_uuids if uuid in gpus], names, usable[row.id])
+        for row in rows
+    ]
 
 
 def _reservation(
-    row: tables.Reservation, gpus: Sequence[tables.Gpu], names: dict[str, str], usable: Collection[str]
+    row: tables.Reservation, gpus: Sequence[tables.Gpu], names: dict[str, str], usable_uuids: Collection[str]
 ) -> Json:
-    present = [gpu for gpu in gpus if gpu.uuid in usable]
-    awaited = [gpu for gpu in present if gpu.milli_held and gpu.held_by != row.project_id]
+    gpus = sorted(gpus, key=lambda gpu: (gpu.node_id, gpu.index))
+    usable = [gpu for gpu in gpus if gpu.uuid in usable_uuids]
+    used_by_others = [gpu for gpu in usable if gpu.milli_held and gpu.held_by != row.project_id]
     return show(
         Reservation,
         row,
         gpus=row.asked,
         state=reservations.state_of(row),
         devices=[show(ReservedDevice, gpu, node_name=names.get(gpu.node_id, "")) for gpu in gpus],
-        missing=row.asked["count"] - len(present),
-        awaited=len(awaited),
+        missing=row.asked["count"] - len(usable),
+        awaited=len(used_by_others),
     )
 
 
@@ -107,12 +105,13 @@ def list_reservations(
     context: Ctx, access: CurrentAccess, params: Annotated[ReservationQuery, Query()]
 ) -> Response:
     """List reservations. Returns those of your projects, newest first, including ended ones."""
-    row = tables.Reservation
-    query = pagination.visible(select(row).where(row.deleted_at.is_(None)), row.project_id, access)
-    query = pagination.matching(query, params, row.project_id)
+    query = select(tables.Reservation).where(tables.Reservation.deleted_at.is_(None))
+    query = pagination.visible(query, tables.Reservation.project_id, access)
+    query = pagination.matching(query, params, tables.Reservation.project_id)
     with context.database.read() as session:
-        rows, cursor = pagination.page(session, query, row.id, params, context.identity.cursor_secret)
-        content = {"items": _shown(session, [each[0] for each in rows]), "next_cursor": cursor}
+        secret = context.identity.cursor_secret
+        rows, cursor = pagination.page(session, query, tables.Reservation.id, params, secret)
+        content = {"items": _reservations(session, [row[0] for row in rows]), "next_cursor": cursor}
     return responses.respond(responses.json_answer(content))
 
 
@@ -134,7 +133,7 @@ def get_reservation(reservation_id: str, context: Ctx, access: CurrentAccess) ->
 def update_reservation(
     reservation_id: str, body: ReservationPatch, context: Ctx, access: CurrentAccess, if_match: IfMatch
 ) -> Response:
-    """Update a reservation. Changes its name or period; GPUs that are taken in the new period change."""
+    """Update a reservation. Changes its name or period; GPUs that are not free then are replaced."""
     changes = body.model_dump(exclude_unset=True)
 
     def act(session: Session) -> StoredAnswer:

@@ -66,9 +66,8 @@ def list_secrets(context: Ctx, access: CurrentAccess, params: Annotated[SecretQu
 def get_secret(secret_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get a secret. The response does not contain its value."""
     with context.database.read() as session:
-        return responses.respond(
-            responses.json_answer(show(Secret, owned.get(session, access, tables.Secret, secret_id)))
-        )
+        row = owned.get(session, access, tables.Secret, secret_id)
+        return responses.respond(responses.json_answer(show(Secret, row)))
 
 
 @router.put("/{secret_id}", response_model=Secret, responses=errors(), operation_id="replace_secret")

@@ -43,12 +43,12 @@ def get_readiness(context: Ctx) -> Response:
         raise DatabaseUnavailable("the database does not answer") from error
     if at != wanted:
         raise NotMigrated(f"the database is at revision {at}, not {wanted}; run: mooring db upgrade")
-    if len(context.heard_nodes) < context.awaited_nodes:
+    if len(context.reporting_nodes) < context.awaited_nodes:
         raise WaitingForNode("the local node has not reported yet")
     return responses.respond(responses.json_answer({"status": "ready"}))
 
 
-class _Once(Collector):
+class _FixedFamilies(Collector):
     """Adapts metric families to the collector that the Prometheus renderer needs."""
 
     def __init__(self, families: list[Metric]) -> None:
@@ -60,7 +60,7 @@ class _Once(Collector):
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=errors(), operation_id="get_metrics")
 def get_metrics(context: Ctx, _access: CurrentAccess) -> Response:
-    """Get metrics. Returns Prometheus text. Needs an admin key or the scope `metrics:read`."""
+    """Get metrics. Returns Prometheus text; needs `admin` or `metrics:read`, unless metrics are public."""
     return Response(_rendered(context), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -68,5 +68,5 @@ def _rendered(context: Context) -> bytes:
     with context.database.read() as session:
         families = list(metrics.families(session))
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Once(families))
+    registry.register(_FixedFamilies(families))
     return generate_latest(registry)

@@ -52,19 +52,14 @@ router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=Stric
 # How long a node may take to connect, and how long it may then be silent.
 DIAL_IN_S = 10.0
 SILENCE_S = 20.0
+# Errors after which the command of an exec cannot have run.
 _NOTHING_RAN = (NotFound, NotRunning, NodeUnreachable, TooManyStreamsOnNode)
-_FROM_NODE = (
-    BadSince,
-    DockerUnavailable,
-    ExecTimeout,
-    NodeTimeout,
-    NotRunning,
-    NotSupportedByNode,
-    ServerEnding,
-)
+_IN_FRAMES = (
+    BadSince, DockerUnavailable, ExecTimeout, NodeTimeout, NotRunning, NotSupportedByNode, ServerEnding
+)  # fmt: skip
 # The error to answer for each code of a frame. "not_found" means the container, not the instance.
 _ERRORS: Mapping[str, type[MooringError]] = {
-    **{kind.code: kind for kind in _FROM_NODE},
+    **{kind.code: kind for kind in _IN_FRAMES},
     "not_found": NotRunning,
     MooringError.code: NodeFailed,
 }
@@ -73,8 +68,9 @@ _ERRORS: Mapping[str, type[MooringError]] = {
 class StreamRelay:
     """Relays one stream. `close` makes the node stop; the stream also ends when its caller loses access."""
 
-    def __init__(self, context: Context, live: LiveAccess, target: tuple[str, str], stream_id: str) -> None:
-        node_id, project_id = target
+    def __init__(
+        self, context: Context, live: LiveAccess, node_id: str, project_id: str, stream_id: str
+    ) -> None:
         self._context = context
         self.id = stream_id
         self._exits = ExitStack()
@@ -105,15 +101,15 @@ class StreamRelay:
         except (TimeoutError, StopAsyncIteration):
             raise NodeTimeout("the instance's node did not connect; try again") from None
         if frame.error is not None:
-            raise self.refusal(frame.error)
+            raise self.error_of(frame.error)
         return frame
 
-    def refusal(self, error: StreamError) -> MooringError:
-        """Convert an error frame to the error to answer with."""
+    def error_of(self, error: StreamError) -> MooringError:
+        """Convert the error of a frame to the error to answer with."""
         return self._lost or _ERRORS.get(error.code, Conflict)(error.message)
 
-    async def rest(self, first: StreamFrame) -> AsyncIterator[StreamFrame]:
-        """Yield all frames. The last one is an error if the node stops sending."""
+    async def frames(self, first: StreamFrame) -> AsyncIterator[StreamFrame]:
+        """Yield all frames, beginning with `first`. The last one is an error if the node stops sending."""
         yield first
         if first.is_last:
             return
@@ -135,9 +131,9 @@ class StreamRelay:
 async def _open(
     context: Context, live: LiveAccess, instance_id: str, request: LogsRequest | ExecRequest
 ) -> StreamRelay:
-    target = await run_in_threadpool(_find, context, live.access, instance_id, request)
+    node_id, project_id = await run_in_threadpool(_find, context, live.access, instance_id, request)
     # The channel must exist before the node can read the stream request.
-    stream = StreamRelay(context, live, target, new_id(ids.STREAM))
+    stream = StreamRelay(context, live, node_id, project_id, new_id(ids.STREAM))
     try:
         await run_in_threadpool(_request, context, live.access, instance_id, stream.id, request)
     except BaseException:
@@ -161,7 +157,7 @@ def _request(
     with context.database.write() as session:
         row, _node_id = streams.check(session, access, instance_id, running=isinstance(request, ExecRequest))
         streams.request(session, access, row, stream_id, request, context.settings.advertise_url)
-        if isinstance(request, LogsRequest) and audited_reads.is_of_others(access, row.project_id):
+        if isinstance(request, LogsRequest) and audited_reads.is_outside_admin(access, row.project_id):
             reads = context.audited_reads
             reads.record(session, access, audited_reads.READ_LOGS, row.id, row.project_id)
 
@@ -244,15 +240,15 @@ def _line(text: str) -> str:
 
 
 async def _as_text(stream: StreamRelay, first: StreamFrame) -> AsyncIterator[bytes]:
-    async for frame in stream.rest(first):
+    async for frame in stream.frames(first):
         if frame.text is not None:
             yield f"{_line(frame.text)}\n".encode()
         elif frame.error is not None:
-            yield f"[mooring: the stream broke off: {frame.error.message}]\n".encode()
+            yield f"[mooring: the stream was interrupted: {frame.error.message}]\n".encode()
 
 
 async def _as_events(stream: StreamRelay, first: StreamFrame, resumed: str | None) -> AsyncIterator[bytes]:
-    async for frame in stream.rest(first):
+    async for frame in stream.frames(first):
         if frame.text is not None and frame.at != resumed:
             at = None if frame.at is None else _line(frame.at)
             yield sse.frame({"stream": frame.stream, "line": _line(frame.text), "at": at}, at)
@@ -318,9 +314,9 @@ async def _exec(context: Context, live: LiveAccess, instance_id: str, body: Exec
 async def _collected(stream: StreamRelay, first: StreamFrame) -> Json:
     printed: dict[str, list[str]] = {"stdout": [], "stderr": []}
     truncated = False
-    async for frame in stream.rest(first):
+    async for frame in stream.frames(first):
         if frame.error is not None:
-            raise stream.refusal(frame.error)
+            raise stream.error_of(frame.error)
         truncated = truncated or frame.truncated
         if frame.stream is not None and frame.text is not None:
             printed[frame.stream].append(frame.text)

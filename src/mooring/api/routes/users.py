@@ -62,10 +62,10 @@ def list_users(context: Ctx, access: CurrentAccess, params: Annotated[UserQuery,
 def get_user(user_id: str, context: Ctx, _access: CurrentAccess) -> Response:
     """Get a user. Shows the name and e-mail address."""
     with context.database.read() as session:
-        return responses.respond(_shown(users.get(session, user_id)))
+        return responses.respond(_answer(users.get(session, user_id)))
 
 
-def _shown(row: tables.User) -> StoredAnswer:
+def _answer(row: tables.User) -> StoredAnswer:
     return responses.json_answer(tenant_views.user(row), headers=etag(row.version))
 
 
@@ -76,7 +76,7 @@ def update_user(
     """Update a user. Changes the name, the e-mail address or whether the user is an admin."""
     changes = body.model_dump(exclude_unset=True)
     return transactions.audited(
-        context, access, lambda session: _shown(users.patch(session, access, user_id, changes, if_match))
+        context, access, lambda session: _answer(users.patch(session, access, user_id, changes, if_match))
     )
 
 

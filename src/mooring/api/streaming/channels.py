@@ -25,27 +25,27 @@ class Channel:
         return self._closed.is_set()
 
     def close(self) -> None:
-        """The reader is gone: the next `put` returns False."""
+        """Call this when the reader is gone: the next `put` returns False."""
         self._closed.set()
 
     async def closed(self) -> None:
         await self._closed.wait()
 
     def abort(self) -> None:
-        """End both sides because the process shuts down, without waiting for them."""
+        """End both sides without waiting for them, because the process shuts down."""
         with suppress(asyncio.QueueFull):
             self._frames.put_nowait(_ENDING)
         self.close()
 
     def revoke(self, error: StreamError) -> None:
-        """The reader lost access: drop the buffered frames and end with this error."""
+        """Drop the buffered frames and end with this error, because the reader lost access."""
         while not self._frames.empty():
             self._frames.get_nowait()
         self._frames.put_nowait(StreamFrame(error=error))
         self.close()
 
     async def put(self, frame: StreamFrame | None) -> bool:
-        """Add a frame (None: the end), waiting for space. Returns whether the reader is still there."""
+        """Wait for space and add a frame (None: the end). Returns whether the reader is still there."""
         if not (self.is_closed or self._frames.full()):
             self._frames.put_nowait(frame)
             return True

@@ -1,7 +1,7 @@
 """Pages of events, read once for all requests for the same events.
 
 An event wakes every stream and long poll of its project, and most of them need the same page. Requests of one
-project read one at a time, so that a thousand of them do not delay other requests.
+project take turns to read, so that a thousand of them do not delay other requests.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from mooring.db.session import Database
 from mooring.schemas.base import Json
 from mooring.schemas.events import Event
 
-# Long enough for all readers that one event has woken.
+# How long a page is cached: enough for all readers that one event has woken.
 _CACHED_S = 1.0
 # Under load, a page may lack the events of the last 0.25 s: its readers get them with their next page.
 _FRESH_S = 0.25
@@ -49,7 +49,7 @@ class _Read:
     Attributes:
         after: the page has the events after this sequence number.
         is_full: more events may follow.
-        fired: the counts of its topics when the read began (`Signals.fired`); later events are not in it.
+        fired: `Signals.fired` of its topics when the read began; later events may be missing from the page.
         began: when the read began, by the monotonic clock.
     """
 
@@ -62,7 +62,7 @@ class _Read:
     def events_after(
         self, after: int, fired: tuple[int, ...], subscribed_at: float
     ) -> list[PageEvent] | None:
-        """The events of the page after this one, or None if a new read may find more.
+        """The page's events after this sequence number, or None if the database must be read again.
 
         A reader without events waits for a notification. An empty result is safe only if no event followed
         the read, or if the reader subscribed before the read and so will be notified.
@@ -90,7 +90,7 @@ class EventPages:
         """As `events.page`. A caller that gets no events may wait for the topics if it subscribed before.
 
         Args:
-            subscribed_at: when the caller subscribed, by the monotonic clock; null for the first page of a
+            subscribed_at: when the caller subscribed, by the monotonic clock; None for the first page of a
                 request, which is always read from the database.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Waits for an instance to reach a state while the client is connected; holds no database session."""
+"""Waits for an instance to reach a state while the client is connected, without a database session."""
 
 import asyncio
 import time
@@ -23,24 +23,26 @@ Result = TypeVar("Result")
 # clients, polling every second or two would cost as much as all other requests.
 POLL_INTERVAL_S = 10.0
 
-# A state that the instance has passed counts as reached: `starting` may be too short to be seen.
 _ORDER = [State.PENDING, State.SCHEDULED, State.STARTING, State.RUNNING]
+# These may be too short to be seen, so they count as reached once the instance has passed them.
+_SHORT = frozenset({State.SCHEDULED, State.STARTING})
 
 
 def reached(state: State, target: State) -> bool:
     """Whether an instance in this state has reached the target."""
-    if target in _ORDER[1:3] and state in _ORDER:
+    if target in _SHORT and state in _ORDER:
         return _ORDER.index(state) >= _ORDER.index(target)
     return state is target
 
 
 def out_of_reach(state: State, desired: DesiredState, target: State) -> bool:
-    """Whether the target needs another operation of a user first; `deleted` always stays in reach."""
-    if reached(state, target) or state is State.DELETED:
-        return not reached(state, target)
-    if target is State.DELETED:
+    """Whether the instance cannot reach the target without another operation of a user.
+
+    `deleted` is never out of reach.
+    """
+    if reached(state, target) or target is State.DELETED:
         return False
-    if state in ENDED or target is State.PENDING:
+    if state in ENDED or state is State.DELETED or target is State.PENDING:
         return True
     if target in _ORDER:
         return desired is not DesiredState.RUNNING
@@ -70,10 +72,10 @@ async def _disconnected(request: Request) -> None:
 
 
 async def until_woken(live: LiveAccess, access: Access, waiter: Waiter, within_s: float) -> Access:
-    """Wait for a notification, POLL_INTERVAL_S, `within_s`, or a change of the projects that the caller sees.
+    """Wait for a notification or a change of the caller's projects, POLL_INTERVAL_S or `within_s` at most.
 
     Returns:
-        The current access, renewed every RENEWED_S.
+        The current access; it is renewed every RENEWED_S meanwhile.
 
     Raises:
         Unauthorized, Forbidden: the caller lost access meanwhile.
@@ -96,11 +98,11 @@ async def wait(context: Context, live: LiveAccess, instance_id: str, target: Sta
     """
     deadline = time.monotonic() + timeout_s
     access = live.access
-    known = False
+    was_found = False
     with context.database.signals.subscribed(Topic.instance(instance_id)) as waiter:
         while True:
-            shown = await run_in_threadpool(_read, context, access, instance_id, known)
-            known = True
+            shown = await run_in_threadpool(_read, context, access, instance_id, was_found)
+            was_found = True
             state, desired = State(shown["state"]), DesiredState(shown["desired_state"])
             left = deadline - time.monotonic()
             if reached(state, target):
@@ -110,8 +112,8 @@ async def wait(context: Context, live: LiveAccess, instance_id: str, target: Sta
             access = await until_woken(live, access, waiter, left)
 
 
-def _read(context: Context, access: Access, instance_id: str, known: bool) -> Json:
+def _read(context: Context, access: Access, instance_id: str, was_found: bool) -> Json:
     with context.database.read() as session:
         # Once the instance was found, its deletion is an answer and not a 404.
-        row = instances.get(session, access, instance_id, even_deleted=known)
+        row = instances.get(session, access, instance_id, even_deleted=was_found)
         return instance_views.instance(session, row, context.scheduler_cache.positions)

@@ -18,25 +18,22 @@ def forecast_fields(session: Session, access: Access, outcome: Outcome) -> Json:
     """Return the fields of `schemas.instances.Forecast`, and the refusals."""
     awaited = _awaited(outcome)
     own = [each for each in awaited if access.caller.sees(each.project_id)]
-    names = _names(
-        session,
-        access,
-        {each.instance_id for each in outcome.ahead} | {each.instance_id for each in own},
-    )
+    named = {each.instance_id for each in outcome.ahead} | {each.instance_id for each in own}
+    rows = _visible_rows(session, access, named)
     forecast = outcome.forecast
     return {
         "queue_position": outcome.position,
-        "ahead": [_ahead(each.because, names.get(each.instance_id)) for each in outcome.ahead],
+        "ahead": [_ahead(each.because, rows.get(each.instance_id)) for each in outcome.ahead],
         "starts_at": timestamp_of(forecast.starts_at) if forecast else None,
         "start_node_ids": list(forecast.node_ids) if forecast else [],
         "waits_for": [
             {
                 "instance_id": each.instance_id,
-                "name": names[each.instance_id].name,
+                "name": rows[each.instance_id].name,
                 "ends_at": timestamp_of(each.ends_at),
             }
             for each in own
-            if each.instance_id in names
+            if each.instance_id in rows
         ],
         "waits_for_others": len(awaited) - len(own),
         "would_fit": _would_fit(outcome),
@@ -52,8 +49,9 @@ def _awaited(outcome: Outcome) -> list[Running]:
     return [running for node in nodes for running in node.running if running.instance_id in wanted]
 
 
-def _names(session: Session, access: Access, instance_ids: Collection[str]) -> dict[str, tables.Instance]:
-    """Return the rows of those instances that the caller may see."""
+def _visible_rows(
+    session: Session, access: Access, instance_ids: Collection[str]
+) -> dict[str, tables.Instance]:
     query = select(tables.Instance).where(tables.Instance.id.in_(instance_ids))
     return {row.id: row for row in session.scalars(query) if access.caller.sees(row.project_id)}
 

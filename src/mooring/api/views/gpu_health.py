@@ -53,16 +53,18 @@ def _meaning(code: str) -> str:
 
 
 def _is_shown(row: tables.GpuCondition, access: Access) -> bool:
-    """Only its own project sees an application fault; everyone sees faults of the machine."""
+    """Everyone sees faults of the machine, only the project concerned an application fault."""
     return row.severity != str(Severity.INFO) or access.caller.sees(row.project_id)
 
 
 def visible_incidents(access: Access, uuid: str) -> Select[Any]:
-    row = tables.GpuIncident
-    query = select(row).where(row.gpu_uuid == uuid)
+    incidents = tables.GpuIncident
+    query = select(incidents).where(incidents.gpu_uuid == uuid)
     if access.projects is None:
         return query
-    return query.where(or_(row.severity != str(Severity.INFO), row.project_id.in_(access.projects)))
+    return query.where(
+        or_(incidents.severity != str(Severity.INFO), incidents.project_id.in_(access.projects))
+    )
 
 
 def incident(access: Access, row: tables.GpuIncident) -> Json:

@@ -33,7 +33,7 @@ def devices(session: Session, instance_ids: Sequence[str]) -> dict[str, list[Jso
     return found
 
 
-# `index` of a row is its method as a sequence, hence the label.
+# The label, because a row already has a method `index`.
 _GPU_COLUMNS = (tables.Gpu.uuid, tables.Gpu.index.label("gpu_index"), tables.Gpu.model, tables.Gpu.memory_mib)
 
 
@@ -49,7 +49,7 @@ def _device(gpu: Any, milli: int, mig_uuid: str | None) -> Json:
 
 
 def devices_of(session: Session, allocations: Sequence[GpuAllocation]) -> list[Json]:
-    """Return the devices of a placement of a dry run."""
+    """Return the devices of a dry run's placement."""
     query = select(*_GPU_COLUMNS).where(tables.Gpu.uuid.in_({each.gpu_uuid for each in allocations}))
     gpus_by_uuid = {row.uuid: row for row in session.execute(query)}
     listed = [_device(gpus_by_uuid[each.gpu_uuid], each.milli, each.mig_uuid) for each in allocations]
@@ -75,7 +75,7 @@ def gpus(session: Session, access: Access, rows: Sequence[tables.Gpu]) -> list[J
 
 
 def _allocations(session: Session, uuids: Sequence[str]) -> dict[str, list[tables.Allocation]]:
-    """Return the present allocations of each GPU by UUID."""
+    """Return the live allocations of each GPU by UUID."""
     allocation = tables.Allocation
     query = select(allocation).where(allocation.gpu_uuid.in_(uuids), allocation.to_at.is_(None))
     found: dict[str, list[tables.Allocation]] = defaultdict(list)
@@ -93,7 +93,7 @@ def _gpu(
 ) -> Json:
     facts = row.facts
     own = [each for each in allocated if access.caller.sees(each.project_id)]
-    only = allocated[0].instance_id if len({each.instance_id for each in allocated}) == 1 and own else None
+    is_shared = len({each.instance_id for each in allocated}) > 1
     return show(
         Gpu,
         row,
@@ -103,7 +103,7 @@ def _gpu(
         mig_devices=_mig_devices(facts, allocated, own),
         **health_views.health(row, conditions, access),
         share_free=(WHOLE_MILLI - row.milli_held) / WHOLE_MILLI,
-        instance_id=only,
+        instance_id=own[0].instance_id if own and not is_shared else None,
         holders=[_holder(each) for each in own],
     )
 
@@ -153,9 +153,7 @@ def _with_own_processes(session: Session, access: Access, samples: Sequence[Json
     query = select(tables.Instance.id, tables.Instance.project_id).where(
         tables.Instance.id.in_(reported - {None})
     )
-    own = {
-        instance_id for instance_id, project_id in session.execute(query) if access.caller.sees(project_id)
-    }
+    own = {row.id for row in session.execute(query) if access.caller.sees(row.project_id)}
     return [
         {**sample, "processes": [one for one in sample["processes"] if one["instance_id"] in own]}
         if sample["processes"]

@@ -74,7 +74,7 @@ def _node(row: tables.Node, used: capacity.Used, gpus: list[Json]) -> Json:
 
 
 def _reserved_for(row: tables.Node, access: Access) -> list[str] | None:
-    """Return those of its projects that the caller may see; empty if reserved for others only."""
+    """Return those projects that the caller may see; empty if the node is reserved for others only."""
     if row.reserved_for is None:
         return None
     return [project_id for project_id in row.reserved_for if access.caller.sees(project_id)]

@@ -67,8 +67,8 @@ class RenderedInstances:
         if fitting < len(rows):
             rows = rows[:fitting]
             cursor = pagination.cursor_after(rows[-1], Instance.id, params, secret)
-        waiting = {row.id for row in rows if row.state is State.PENDING and row.considered}
-        queue_positions = (positions.get(row.id) if row.id in waiting else None for row in rows)
+        queued = {row.id for row in rows if row.state is State.PENDING and row.considered}
+        queue_positions = (positions.get(row.id) if row.id in queued else None for row in rows)
         items = (
             b"%b,%b}" % (texts[row.id], b'"queue_position":' + to_json(position))
             for row, position in zip(rows, queue_positions, strict=True)

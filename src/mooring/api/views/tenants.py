@@ -36,21 +36,20 @@ def me(session: Session, caller: Caller) -> Json:
     """Describe the caller. Permissions are those of this request; all else is read again."""
     key = session.get(tables.ApiKey, caller.id) if caller.kind == "key" else None
     own_user = session.get(tables.User, caller.user_id) if caller.user_id else None
-    names = api_keys.names(session, caller.permissions)
+    names = api_keys.project_names(session, caller.permissions)
     projects = [
-        {"id": project_id, "name": names[project_id], "role": role, "scopes": _scopes(permissions)}
-        for project_id, permissions in sorted(caller.permissions.items())
-        if project_id in names
-        for role in (role_of(permissions),)
+        {"id": each, "name": names[each], "role": role_of(permissions), "scopes": _scopes(permissions)}
+        for each, permissions in sorted(caller.permissions.items())
+        if each in names
     ]
-    own = next((item for item in projects if item["id"] == caller.project_id), None)
+    own_project = next((item for item in projects if item["id"] == caller.project_id), None)
     return {
         "kind": caller.kind,
         "key": show(ApiKey, key) if key else None,
         "user": user(own_user) if own_user else None,
-        "project": own,
-        "role": own["role"] if own else None,
-        "scopes": own["scopes"] if own else _scopes(caller.everywhere),
+        "project": own_project,
+        "role": own_project["role"] if own_project else None,
+        "scopes": own_project["scopes"] if own_project else _scopes(caller.everywhere),
         "is_admin": caller.is_admin,
         "projects": projects,
     }

@@ -34,7 +34,7 @@ def record(
     """Record an action in this transaction. Actions of the service itself are not recorded.
 
     Args:
-        before, after: the fields that the action changes. Never a secret's value, nor anything of `env`.
+        before, after: the fields that the action changes, never with a secret's value or a part of `env`.
     """
     if access.action is None:
         return
@@ -95,13 +95,13 @@ def sign_with(database: Database, keys: AuditKeys) -> None:
 
 
 def start(session: Session, keys: AuditKeys) -> None:
-    """Check at startup that this key signed the log. Record the first key and each new one in the log.
+    """Check at startup that one of the keys signed the log. Record the first key and each new one in the log.
 
     The row of the first key has the last hash of the chain that older releases wrote without a key, so that
     changes to that chain are found.
 
     Raises:
-        WrongAuditKey: the log is signed with a different key.
+        WrongAuditKey: the log is signed with another key.
     """
     control_plane = session.scalars(select(ControlPlane)).one()
     known = control_plane.audit_key_id
@@ -115,7 +115,10 @@ def start(session: Session, keys: AuditKeys) -> None:
         )
     after: dict[str, Any] = {"key": keys.newest_id}
     if known is None:
-        after |= {"unkeyed_rows": _count(session), "unkeyed_head": session.scalar(_LAST_HASH) or FIRST_HASH}
+        after |= {
+            "unkeyed_rows": _row_count(session),
+            "unkeyed_head": session.scalar(_LAST_HASH) or FIRST_HASH,
+        }
     before = None if known is None else {"key": known}
     record(session, on_host(KEY_ACTION), control_plane.id, None, before=before, after=after)
     control_plane.audit_key_id = keys.newest_id
@@ -125,7 +128,7 @@ def require_known(session: Session, keys: AuditKeys | None) -> AuditKeys:
     """The keys, if the log is signed with one of them. For commands that run without the server.
 
     Raises:
-        WrongAuditKey: it is not, or no server of this release has started yet.
+        WrongAuditKey: none of them signed the log, or no server of this release has started yet.
     """
     known = session.scalars(select(ControlPlane.audit_key_id)).one_or_none()
     if known is None:
@@ -141,5 +144,5 @@ def require_known(session: Session, keys: AuditKeys | None) -> AuditKeys:
 _LAST_HASH = select(AuditEntry.hash).order_by(AuditEntry.seq.desc()).limit(1)
 
 
-def _count(session: Session) -> int:
+def _row_count(session: Session) -> int:
     return session.scalar(select(func.count()).select_from(AuditEntry)) or 0

@@ -49,7 +49,7 @@ def unlinked(session: Session, after: int, limit: int = BATCH) -> Sequence[RowMa
 
 
 def link(session: Session, keys: AuditKeys, after: int) -> Sequence[int]:
-    """Link up to `BATCH` rows and return their `seq`. Links none while another replica does.
+    """Link up to `BATCH` rows and return their `seq`. Links none while another replica links rows.
 
     A row with a wrong signature is not linked; `mooring audit verify` reports it.
     """
@@ -84,7 +84,7 @@ def _newest(session: Session, chain: str) -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A signed hash of the whole log. Kept outside, it shows later truncation or replacement of the log."""
+    """A signed hash of the whole log. If it is kept outside, a later truncation of the log is detected."""
 
     number: int
     links: int
@@ -93,8 +93,7 @@ class Head:
 
     def line(self) -> str:
         """A line of the file of heads, as JSON."""
-        fields = {"number": self.number, "hash": self.hash, "links": self.links, "at": self.at}
-        return json.dumps(fields)
+        return json.dumps({"number": self.number, "hash": self.hash, "links": self.links, "at": self.at})
 
 
 def newest_head(session: Session) -> Head | None:
@@ -103,23 +102,22 @@ def newest_head(session: Session) -> Head | None:
 
 
 def make_head(session: Session, keys: AuditKeys) -> None:
-    """Add a head over the links since the last one, if any, unless another replica is doing so."""
+    """Add a head over the links since the last head, if there are any and no other replica is doing so."""
     if not locks.linking_audit_log(session):
         return
     last = session.scalar(select(AuditHead).order_by(AuditHead.number.desc()).limit(1))
-    number, previous, links, covered = (
-        (0, FIRST_HASH, 0, 0) if last is None else (last.number, last.hash, last.links, last.last_link)
-    )
+    if last is None:
+        last = AuditHead(number=0, last_link=0, links=0, hash=FIRST_HASH)
     newest = session.scalar(select(func.max(AuditLink.number)))
-    if newest is None or newest <= covered:
+    if newest is None or newest <= last.last_link:
         return
     digest = LinksDigest()
-    query = select(AuditLink.hash).where(AuditLink.number > covered).order_by(AuditLink.number)
+    query = select(AuditLink.hash).where(AuditLink.number > last.last_link).order_by(AuditLink.number)
     for linked in session.scalars(query.execution_options(yield_per=BATCH)):
         digest.add(linked)
-    total = links + digest.count
-    text = signing_keys.head_text(previous, number + 1, total, digest.hex())
-    session.add(AuditHead(number=number + 1, at=now(), last_link=newest, links=total, hash=keys.sign(text)))
+    number, links = last.number + 1, last.links + digest.count
+    text = signing_keys.head_text(last.hash, number, links, digest.hex())
+    session.add(AuditHead(number=number, at=now(), last_link=newest, links=links, hash=keys.sign(text)))
 
 
 class LinksDigest:

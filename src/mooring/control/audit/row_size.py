@@ -12,7 +12,7 @@ def bounded(details: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The details of an action, with the largest values replaced by hash and size until they fit.
 
     A replaced value is `{"sha256": …, "bytes": …}`, over its JSON in UTF-8 with sorted keys and no spaces, so
-    that anyone with the value can prove that it is the one.
+    that anyone who has the value can prove that it was this one.
     """
     if details is None:
         return None

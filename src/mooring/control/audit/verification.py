@@ -43,7 +43,7 @@ class VerificationReport:
 
 @dataclass(slots=True)
 class _Unkeyed:
-    """The chain of rows of older releases, as far as read."""
+    """The chain of rows of older releases, as far as it has been read."""
 
     rows: int = 0
     head: str = FIRST_HASH
@@ -61,7 +61,7 @@ def verify(session: Session, keys: AuditKeys, kept_heads: Collection[str] = ()) 
     report = VerificationReport()
     unkeyed = _verify_rows(session, keys, report)
     _verify_unique(session, report)
-    _verify_switch(session, unkeyed, report)
+    _verify_first_key(session, unkeyed, report)
     known = _verify_links(session, keys, report)
     for head in kept_heads:
         if head not in known and not _is_unkeyed_hash(session, head):
@@ -115,20 +115,20 @@ def _verify_unkeyed(row: RowMapping, previous: str, report: VerificationReport) 
 
 
 def _verify_unique(session: Session, report: VerificationReport) -> None:
-    """The signature covers the id and not `seq`, so a copy of a row has a valid signature."""
+    """Find copied rows. Their signatures are valid, since a signature covers the id and not `seq`."""
     query = select(AuditEntry.id).group_by(AuditEntry.id).having(func.count() > 1).limit(_MAX_PROBLEMS)
     for entry_id in session.scalars(query):
-        report.found(f"the row {entry_id} is there more than once")
+        report.found(f"the log contains the row {entry_id} more than once")
 
 
-def _verify_switch(session: Session, unkeyed: _Unkeyed, report: VerificationReport) -> None:
+def _verify_first_key(session: Session, unkeyed: _Unkeyed, report: VerificationReport) -> None:
     """Verify the row of the first key: that it is the first, and what it says about the rows before it."""
     query = select(AuditEntry).where(AuditEntry.action == KEY_ACTION, AuditEntry.hash.startswith(SIGNED))
-    switches = [row for row in session.scalars(query.order_by(AuditEntry.seq)) if row.before is None]
-    if not switches:
+    starts = [row for row in session.scalars(query.order_by(AuditEntry.seq)) if row.before is None]
+    if not starts:
         report.found("no row records the first signing key: the log was replaced, or its start was deleted")
         return
-    first, *others = switches
+    first, *others = starts
     for other in others:
         report.found(f"row {other.seq} starts the signed log a second time")
     recorded = first.after or {}
@@ -144,7 +144,7 @@ def _verify_switch(session: Session, unkeyed: _Unkeyed, report: VerificationRepo
 
 @dataclass(slots=True)
 class _Links:
-    """The chains as far as read."""
+    """The chains as far as they have been read."""
 
     newest: dict[str, tuple[int, str]] = field(default_factory=dict)
     digest: LinksDigest = field(default_factory=LinksDigest)
@@ -163,11 +163,11 @@ def _verify_links(session: Session, keys: AuditKeys, report: VerificationReport)
         .order_by(AuditLink.number)
     )
     for row in _streamed(session, query):
-        checker.before(row["number"], links.digest)
+        checker.verify_before(row["number"], links.digest)
         _verify_link(keys, row, links, report)
         links.digest.add(row["hash"])
         report.links += 1
-    checker.before(None, links.digest)
+    checker.verify_before(None, links.digest)
     return checker.good
 
 
@@ -192,7 +192,7 @@ def _verify_link(keys: AuditKeys, row: RowMapping, links: _Links, report: Verifi
 
 
 class _Heads:
-    """Compares each head with the links that it covers, while those are read."""
+    """Compares each head with the links that it covers, while the links are read."""
 
     def __init__(self, keys: AuditKeys, report: VerificationReport, heads: list[AuditHead]) -> None:
         self._keys, self._report = keys, report
@@ -201,8 +201,8 @@ class _Heads:
         self._previous, self._number, self._links = FIRST_HASH, 0, 0
         self.good: set[str] = set()
 
-    def before(self, link: int | None, digest: LinksDigest) -> None:
-        """Args: link: number of the next link, if any; digest: of the links since the last head."""
+    def verify_before(self, link: int | None, digest: LinksDigest) -> None:
+        """Verify the heads that end before a link (None: all left). `digest`: of the links since the last."""
         while self._next is not None and (link is None or self._next.last_link < link):
             self._verify(self._next, digest)
             self._next = next(self._left, None)

@@ -42,7 +42,7 @@ def require_free_names(session: Session, project_id: str, names: Sequence[str]) 
 
 
 def require_priority(session: Session, access: Access, project_id: str, priority: int) -> None:
-    """Raises PriorityNotAllowed, if it is above the project's `max_priority`."""
+    """Raises PriorityNotAllowed if it is above the project's `max_priority` and the caller is no admin."""
     most = session.get_one(Project, project_id).max_priority
     if most is None or priority <= most or access.caller.is_admin:
         return
@@ -60,13 +60,13 @@ def require(session: Session, project_id: str, spec: InstanceSpec) -> None:
         Forbidden: codes `image_not_allowed`: no pattern of the project matches the image (R15);
             `gpu_sharing_not_allowed`: it requests a share of a GPU, and the project may not share GPUs;
             `node_selector_conflict`: its node selector contradicts the project's.
-        Invalid: codes `too_many_ports`, `registry_not_allowed`; its secrets, as `secrets.require`.
+        Invalid: codes `too_many_ports`, `registry_not_allowed`, and those of `secrets.require`.
     """
-    _require_allowed(session, project_id, spec.image)
+    _require_allowed_image(session, project_id, spec.image)
     registry_rules.require_image(session, project_id, spec.image)
     _require_few_ports(spec)
     if spec.gpus.milli < WHOLE_MILLI and spec.gpus.mig_profile is None:
-        _require_sharing(session, project_id)
+        _require_sharing_allowed(session, project_id)
     placement_rules.require_no_conflict(session, project_id, spec.node_selector)
     secrets.require(session, project_id, spec)
 
@@ -80,14 +80,14 @@ def _require_few_ports(spec: InstanceSpec) -> None:
         )
 
 
-def _require_sharing(session: Session, project_id: str) -> None:
+def _require_sharing_allowed(session: Session, project_id: str) -> None:
     if not session.get_one(Project, project_id).gpu_sharing:
         raise GpuSharingNotAllowed(
             "this project may not share GPUs; ask for whole ones, or ask an admin to allow it"
         )
 
 
-def _require_allowed(session: Session, project_id: str, image: str) -> None:
+def _require_allowed_image(session: Session, project_id: str, image: str) -> None:
     allowed = session.get_one(Project, project_id).allowed_images
     if allowed is None or is_allowed(image, allowed):
         return

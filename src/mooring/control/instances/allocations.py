@@ -1,4 +1,4 @@
-"""GPU allocations: made at a placement, released when the node confirms that the container is gone."""
+"""GPU allocations: made at a placement, released when the container is confirmed gone."""
 
 from collections.abc import Iterable
 from typing import Any

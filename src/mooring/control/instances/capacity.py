@@ -62,7 +62,7 @@ class LockedGpu:
     reserved: Sequence[ReservedPeriod] = ()
 
     def allocated(self, allocation: GpuAllocation, project_id: str, until: float) -> "LockedGpu | None":
-        """The GPU after this allocation to the project until then; null if it is not possible."""
+        """The GPU after an allocation to the project, from now to `until`; null if that is not possible."""
         if any(period.project_id != project_id and period.from_at < until for period in self.reserved):
             return None
         held = self.milli_held + allocation.milli
@@ -89,7 +89,7 @@ class DiskGuard:
         self._requested = {key: (disk_mib, limits) for key, disk_mib, limits in session.execute(query)}
 
     def fits(self, facts: Mapping[str, Any], placement: Placement, after_mib: int) -> bool:
-        """Args: after_mib: the disk of all instances of the node, including this one."""
+        """Args: after_mib: the disk of all instances of the node, including the placed one."""
         requested_mib, limits = self._requested[placement.instance_id]
         disk = facts.get("disk")
         if disk is None:
@@ -129,11 +129,12 @@ class Guard:
         Args:
             unit: placements, each with its instance's columns.
         """
-        before = dict(self._quotas), dict(self._gpus), dict(self._used) if len(unit) > 1 else {}
+        if len(unit) == 1:
+            return self._takes(*unit[0])
+        before = dict(self._quotas), dict(self._gpus), dict(self._used)
         if all(self._takes(placement, row) for placement, row in unit):
             return True
-        if len(unit) > 1:
-            self._quotas, self._gpus, self._used = before
+        self._quotas, self._gpus, self._used = before
         return False
 
     def _takes(self, placement: Placement, row: Row[Any]) -> bool:
@@ -142,21 +143,22 @@ class Guard:
             return False
         if not placement_rules.admits(node, row.project_id, self._selectors.get(row.project_id, {})):
             return False
-        gpus = self._with(placement, row)
+        gpus = self._gpus_after(placement, row)
         if gpus is None or not self._fits(node, placement) or not self._within_quota(placement, row):
             return False
         self._gpus.update(gpus)
         self._used[node.id] = self._used.get(node.id, Used()).with_(placement)
         return True
 
-    def _with(self, placement: Placement, row: Row[Any]) -> dict[str, LockedGpu] | None:
+    def _gpus_after(self, placement: Placement, row: Row[Any]) -> dict[str, LockedGpu] | None:
         """The GPUs after the placement; null if one of them cannot be allocated."""
         until = durations.end_s(row, self._now)
         after: dict[str, LockedGpu] = {}
         for allocation in placement.allocations:
             gpu = after.get(allocation.gpu_uuid) or self._gpus.get(allocation.gpu_uuid)
-            on_node = gpu is not None and gpu.node_id == placement.node_id
-            allocated = gpu.allocated(allocation, row.project_id, until) if gpu and on_node else None
+            if gpu is None or gpu.node_id != placement.node_id:
+                return None
+            allocated = gpu.allocated(allocation, row.project_id, until)
             if allocated is None:
                 return None
             after[allocation.gpu_uuid] = allocated
@@ -214,7 +216,7 @@ def _gpus(session: Session, placements: Sequence[Placement]) -> dict[str, Locked
     if not uuids:
         return {}
     query = select(Allocation.mig_uuid).where(Allocation.to_at.is_(None), Allocation.mig_uuid.is_not(None))
-    allocated = frozenset(filter(None, session.scalars(query.where(Allocation.gpu_uuid.in_(uuids)))))
+    allocated_mig = frozenset(filter(None, session.scalars(query.where(Allocation.gpu_uuid.in_(uuids)))))
     mig_mode = Gpu.facts["mig_mode"].as_string()
     columns = (Gpu.uuid, Gpu.node_id, Gpu.model, Gpu.milli_held, Gpu.held_by, mig_mode)
     healthy = select(*columns).where(Gpu.uuid.in_(uuids), Gpu.health == Health.HEALTHY)
@@ -227,7 +229,7 @@ def _gpus(session: Session, placements: Sequence[Placement]) -> dict[str, Locked
             model=model,
             milli_held=held,
             held_by=held_by,
-            mig_free=devices[uuid] - allocated if mode == "enabled" else None,
+            mig_free=devices[uuid] - allocated_mig if mode == "enabled" else None,
             reserved=reserved.get(uuid, ()),
         )
         for uuid, node_id, model, held, held_by, mode in found

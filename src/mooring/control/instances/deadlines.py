@@ -21,14 +21,14 @@ START_TIMEOUT = Reason(
 
 def due(session: Session, start_timeout_s: int) -> list[tuple[str, Reason]]:
     """The ids of instances that are past a deadline, each with the reason to stop it."""
-    wanted = select(Instance.id).where(
+    to_run = select(Instance.id).where(
         Instance.desired_state == DesiredState.RUNNING, Instance.deleted_at.is_(None)
     )
-    expired = wanted.where(Instance.expires_at <= now())
-    drained = wanted.join(Node, Node.id == Instance.node_id).where(
+    expired = to_run.where(Instance.expires_at <= now())
+    drained = to_run.join(Node, Node.id == Instance.node_id).where(
         Node.draining.is_(True), Node.drain_deadline_at <= now(), Instance.state.in_(HOLDS_GPUS)
     )
-    stuck = wanted.where(
+    stuck = to_run.where(
         Instance.state.in_([State.SCHEDULED, State.STARTING]),
         Instance.started_at.is_(None),
         Instance.scheduled_at < now() - timedelta(seconds=start_timeout_s),

@@ -8,7 +8,7 @@ from sqlalchemy import Row
 
 from mooring.db.tables import Instance
 
-# What these functions read of a row.
+# The column that these functions read.
 COLUMN = Instance.max_duration_s
 
 

@@ -18,7 +18,7 @@ from mooring.schemas.agent import GroupMembership, OverlayNetwork
 
 
 def of(session: Session, group_ids: Collection[str]) -> dict[str, Gang]:
-    """The gangs of those groups that can be placed now.
+    """The gangs of those groups that may be placed now.
 
     A group with a member that is still stopping or preempted waits until all members are pending.
     """
@@ -47,7 +47,7 @@ class Layout:
 
     group: InstanceGroup
     network: UsedNetwork
-    swarm: str | None  # of the overlay
+    swarm: str | None  # the swarm of the overlay network; None without one
     master_address: str
 
 
@@ -101,8 +101,7 @@ def _may_use_host(session: Session, project_ids: Iterable[str]) -> set[str]:
 def _layout(
     group: InstanceGroup, node_ids: Mapping[int, str], facts: Mapping[str, _NetworkFacts], *, host: bool
 ) -> Layout:
-    there = [facts[node_id] for node_id in set(node_ids.values()) if node_id in facts]
-    swarms = {each.swarm for each in there}
+    swarms = {facts[node_id].swarm for node_id in node_ids.values() if node_id in facts}
     # A restarted member may be placed on another node, so the network must span nodes from the start.
     spreads = len(set(node_ids.values())) > 1 or group.on_member_failure == "restart_member"
     network: UsedNetwork = "bridge"
@@ -151,7 +150,7 @@ def _membership(layout: Layout, rank: int) -> GroupMembership:
 
 
 def overlays(session: Session) -> dict[str, list[OverlayNetwork]]:
-    """Swarm -> the networks that should exist there: those of groups with instances on its nodes."""
+    """Swarm -> the networks that should exist in it: those of the groups with placed members."""
     query = select(Instance.group_id).where(
         Instance.group_id.is_not(None), Instance.state.in_(HOLDS_GPUS), Instance.deleted_at.is_(None)
     )
@@ -178,7 +177,7 @@ def overlays_of(session: Session, node: Node) -> list[OverlayNetwork]:
 
 
 def notify_managers(session: Session, swarms: Collection[str]) -> None:
-    """Make the waiting calls of the managers of these swarms return, with the networks that should exist."""
+    """Make the waiting calls of these swarms' managers return with the networks that should exist."""
     query = select(Node.id, Node.facts).where(Node.deleted_at.is_(None), Node.facts.is_not(None))
     found = ((node_id, (facts or {}).get("swarm")) for node_id, facts in session.execute(query))
     managers = [key for key, swarm in found if swarm and swarm["manager"] and swarm["cluster_id"] in swarms]

@@ -17,7 +17,7 @@ def require_not_in_group(session: Session, operation: str, access: Access, row: 
     """Reject an operation that must be done with the whole group, unless the service itself does it.
 
     Raises:
-        MemberOfGroup: the instance is a member of a group.
+        MemberOfGroup: the instance is a member of a group, and the operation needs the whole group.
     """
     if row.group_id is None or access.action is None:
         return
@@ -33,5 +33,5 @@ def require_not_in_group(session: Session, operation: str, access: Access, row: 
 
 
 def moved(session: Session) -> None:
-    """Wake the groups loop: a member's end concerns the other members, its placement their network."""
+    """Wake the groups loop: a member that ends may end the others, and one that is placed needs a network."""
     notify(session, Topic.GROUPS)

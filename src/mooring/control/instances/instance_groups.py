@@ -1,6 +1,6 @@
 """Operations on instance groups, and the reactions of a group to changes of its members.
 
-A member is an ordinary instance, except that only its group can start, stop and delete it.
+A member is an ordinary instance, except that most operations need the whole group (`group_members`).
 """
 
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ def _require_free_name(session: Session, project_id: str, name: str) -> None:
         return
     if not _is_gone(session, row):
         raise NameTaken(f"an instance group named {name} exists; choose another name", name=name)
-    row.deleted_at = now()  # it answers 404 already
+    row.deleted_at = now()  # the group answers 404 already
     session.flush()
 
 
@@ -126,13 +126,13 @@ def get(session: Session, access: Access, group_id: str) -> InstanceGroup:
 
 
 def _is_gone(session: Session, row: InstanceGroup) -> bool:
-    """Whether all its members are deleted, but the group's row is not marked as deleted yet."""
+    """Whether the group is being deleted and has no member left; its row may not be marked as deleted yet."""
     if row.desired_state is not DesiredState.DELETED:
         return False
-    return session.scalar(select(Instance.id).where(_living(row.id)).limit(1)) is None
+    return session.scalar(select(Instance.id).where(_live_member_of(row.id)).limit(1)) is None
 
 
-def _living(group_id: str) -> Any:
+def _live_member_of(group_id: str) -> Any:
     return (Instance.group_id == group_id) & Instance.deleted_at.is_(None)
 
 
@@ -145,10 +145,10 @@ def _has_failed(row: InstanceGroup) -> bool:
 
 
 def stop(session: Session, access: Access, group_id: str, timeout_s: int, reason: Reason) -> InstanceGroup:
-    """Stop all members and keep their containers for the logs. Repeating the call is not an error.
+    """Stop all members and keep their containers for the logs. The call may be repeated until all have ended.
 
     Raises:
-        InvalidTransition: all have already ended.
+        InvalidTransition: all members have already ended.
     """
     locked = locks.group(session, access, group_id)
     if (state := _state(locked)) in GROUP_ENDED:
@@ -225,7 +225,7 @@ def _end(
         if member.state is State.DELETED or (desired is DesiredState.STOPPED and member.state in ENDED):
             continue
         node = locked.nodes.get(member.node_id or "")
-        stop_timeout_s = instances.remaining_stop_timeout_s(member) if timeout_s is None else timeout_s
+        stop_timeout_s = instances.implied_stop_timeout_s(member) if timeout_s is None else timeout_s
         instances.end(session, member, node, desired, stop_timeout_s, reason)
     _changed(session, row)
 
@@ -251,7 +251,7 @@ def unsettled(session: Session) -> list[str]:
     member = Instance.group_id == InstanceGroup.id
     ending = or_(
         Instance.state.in_([State.FAILED, State.STOPPED]),
-        # A preempted member with `requeue` is queued again without its group.
+        # A preempted member with `requeue` is queued again without a reaction of its group.
         (Instance.desired_state != DesiredState.RUNNING) & Instance.requeue.is_(False),
     )
     runs = (InstanceGroup.desired_state == DesiredState.RUNNING) & exists().where(member, ending)
@@ -295,8 +295,8 @@ def _react(session: Session, locked: LockedGroup) -> None:
 
 def _after_failure(session: Session, locked: LockedGroup, failed: Sequence[Instance]) -> None:
     row = locked.group
-    again = row.on_member_failure == "restart_member" and row.restarts + len(failed) <= MAX_RESTARTS
-    if not again:
+    may_restart = row.on_member_failure == "restart_member" and row.restarts + len(failed) <= MAX_RESTARTS
+    if not may_restart:
         _end(session, locked, DesiredState.STOPPED, None, _failure(failed[0]))
         return
     for member in failed:

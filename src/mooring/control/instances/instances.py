@@ -1,7 +1,7 @@
 """Operations on instances, and `move`, which changes the state of one instance.
 
 Users set `desired_state`, nodes report what runs, and `move` applies the resulting transition. `state` has
-one other writer: `placements.assign`, which moves many instances from pending to scheduled in one statement.
+one other writer: `placements.assign`, which moves many instances from pending to scheduled at once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,8 +40,8 @@ def create(session: Session, access: Access, into: Project, request: InstanceReq
 
     The caller calls `storage.enforce`.
     """
-    # `fail` places the instance in this transaction, which locks the project after the placement lock: by the
-    # lock order, this transaction must hold the project's lock already.
+    # With `fail`, this transaction goes on to place the instance: it takes the placement lock, and must have
+    # locked the project before.
     project = quotas.lock(session, into.id, always=request.on_capacity == "fail")
     admission.require(session, project.id, request)
     admission.require_priority(session, access, project.id, request.priority)
@@ -98,14 +98,14 @@ def get(session: Session, access: Access, instance_id: str, *, even_deleted: boo
 def patch(
     session: Session, access: Access, instance_id: str, changes: Mapping[str, Any], if_match: int | None
 ) -> Instance:
-    """Change name, labels, priority or max_duration_s. A new duration counts from the start, not from now."""
+    """Change name, labels, priority or max_duration_s. A new duration counts from the instance's start."""
     if "max_duration_s" in changes:
-        locks.placing(session)  # a reservation made at the same time relies on the present end
+        locks.placing(session)  # a reservation made at the same time relies on the instance's present end
     row, _node = locks.instance(session, access, instance_id)
     if changes.keys() != {"labels"}:
         group_members.require_not_in_group(session, "change", access, row)
     concurrency.require_current_version("instance", row.version, if_match)
-    before, stored = _values(row, changes), storage.size(row.spec, row.labels)
+    before, stored_before = _values(row, changes), storage.size(row.spec, row.labels)
     if changes.get("name", row.name) != row.name:
         admission.require_free_names(session, row.project_id, [changes["name"]])
         row.name = changes["name"]
@@ -123,7 +123,7 @@ def patch(
     if row.node_id is not None and row.state in HOLDS_GPUS:
         revisions.changed(session, row.node_id)
     touch(session, row)
-    _count_patched(session, row, stored, labelled="labels" in changes)
+    _count_patched(session, row, stored_before, labelled="labels" in changes)
     was, became = audit_log.changes(before, _values(row, changes))
     audit_log.record(session, access, row.id, row.project_id, before=was, after=became)
     return row
@@ -140,7 +140,7 @@ def _values(row: Instance, names: Iterable[str]) -> dict[str, Any]:
 
 
 def stop(session: Session, access: Access, instance_id: str, timeout_s: int, reason: Reason) -> Instance:
-    """Stop the instance and keep its container for the logs. Repeating the call is not an error.
+    """Stop the instance and keep its container for the logs. The call may be repeated until it has ended.
 
     Raises:
         InvalidTransition: it has already ended.
@@ -163,12 +163,11 @@ def end(
     reason: Reason,
 ) -> None:
     """Stop or delete a locked instance, unless that was requested before."""
-    enough = {DesiredState.STOPPED, DesiredState.DELETED} if desired is DesiredState.STOPPED else {desired}
-    if row.desired_state not in enough:
+    if row.desired_state not in {desired, DesiredState.DELETED}:  # a delete includes the stop
         _set_desired(row, desired, stop_timeout_s)
         _begin_ending(session, row, node, reason)
     elif row.requeue:
-        row.requeue = False  # it was preempted and would be queued again; now it ends
+        row.requeue = False  # it was preempted and would be queued again; now it ends for good
         touch(session, row)
 
 
@@ -203,7 +202,7 @@ def queue_again(session: Session, row: Instance, node: Node | None, reason: Reas
     _set_desired(row, DesiredState.RUNNING, DEFAULT_STOP_TIMEOUT_S)
     _clear_last_run(row)
     row.node_id, row.queued_at, row.scheduled_at = None, now(), None
-    _notify_node(session, node)  # it still has the old container, which it removes now
+    _notify_node(session, node)  # the node still has the old container, and removes it now
     move(session, row, State.PENDING, reason)
     notify(session, Topic.QUEUE)
 
@@ -216,7 +215,7 @@ def restart(session: Session, access: Access, instance_id: str) -> Instance:
         Conflict: as `reserved_gpus.require_no_overrun`, `placement_rules.require_admitted`.
         Forbidden, Invalid: as `admission.require`.
     """
-    locks.placing(session)  # a reservation made at the same time relies on the present end
+    locks.placing(session)  # a reservation made at the same time relies on the instance's present end
     row, node = locks.instance(session, access, instance_id)
     group_members.require_not_in_group(session, "restart", access, row)
     placed = row.state in {State.SCHEDULED, State.STARTING, State.RUNNING}
@@ -239,24 +238,26 @@ def restart(session: Session, access: Access, instance_id: str) -> Instance:
 
 
 def delete(session: Session, access: Access, instance_id: str, if_match: int | None) -> Instance:
-    """Stop the instance and remove its container; it answers 404 once its node has confirmed that."""
+    """Stop the instance and remove its container; reads answer 404 once the node has confirmed that."""
     row, node = locks.instance(session, access, instance_id)
     group_members.require_not_in_group(session, "delete", access, row)
     concurrency.require_current_version("instance", row.version, if_match)
-    end(session, row, node, DesiredState.DELETED, remaining_stop_timeout_s(row), DELETED_BY_USER)
+    end(session, row, node, DesiredState.DELETED, implied_stop_timeout_s(row), DELETED_BY_USER)
     _audit(session, access, row)
     return row
 
 
-def remaining_stop_timeout_s(row: Instance) -> int:
-    """The stop timeout for a delete: an instance that is being stopped keeps the timeout of the stop."""
+def implied_stop_timeout_s(row: Instance) -> int:
+    """The timeout of a stop or delete that names none: that of the stop in progress, if any."""
     return row.stop_timeout_s if row.desired_state is DesiredState.STOPPED else DEFAULT_STOP_TIMEOUT_S
 
 
 def _invalid_transition(operation: str, row: Instance) -> InvalidTransition:
-    hint = {"stop": "it has already ended", "start": "only an ended instance can be started"}.get(
-        operation, "only a placed instance that is not being stopped can be restarted; start an ended one"
-    )
+    hint = {
+        "stop": "it has already ended",
+        "start": "only an ended instance can be started",
+        "restart": "only a placed instance that is not being stopped can be restarted; start an ended one",
+    }[operation]
     text = f"cannot {operation} an instance that is {row.state}: {hint}"
     return InvalidTransition(text, state=str(row.state))
 
@@ -276,11 +277,11 @@ def _clear_last_run(row: Instance) -> None:
 def _begin_ending(session: Session, row: Instance, node: Node | None, reason: Reason) -> None:
     _notify_node(session, node)
     if row.state is State.UNREACHABLE:
-        touch(session, row, reason)  # the next report of its node decides
+        touch(session, row, reason)  # the next report of its node decides the state
     elif row.state in HOLDS_GPUS and row.state is not State.STOPPING:
         move(session, row, State.STOPPING, reason)
     elif row.state not in HOLDS_GPUS:
-        # Nothing runs. Its node removes an ended container after its next report.
+        # Nothing runs. A node that still has the ended container removes it after its next report.
         deleted = row.desired_state is DesiredState.DELETED
         move(session, row, State.DELETED if deleted else State.STOPPED, reason)
     else:
@@ -288,7 +289,7 @@ def _begin_ending(session: Session, row: Instance, node: Node | None, reason: Re
 
 
 def _notify_node(session: Session, node: Node | None) -> int:
-    """Increment the node's generation, so that the waiting call of its agent returns at once."""
+    """Increment and return the node's generation, so that the waiting call of its agent returns at once."""
     if node is None:
         return 0
     node.generation += 1
@@ -317,7 +318,7 @@ def move(session: Session, row: Instance, to: State, reason: Reason | None) -> N
     if before in HOLDS_GPUS and to not in HOLDS_GPUS:
         allocations.release(session, row)
     elif before is State.PENDING and to is not State.SCHEDULED:
-        notify(session, Topic.SCHEDULE)  # a pending instance counts against its project's quotas
+        notify(session, Topic.SCHEDULE)  # it no longer counts against its project's quotas
     if row.group_id is not None:
         group_members.moved(session)
     _append_event(session, row, before)
@@ -352,7 +353,7 @@ def _append_event(session: Session, row: Instance, before: State | None) -> None
 
 
 def touch(session: Session, row: Instance, reason: Reason | None = None) -> None:
-    """Increment the version after a change that leaves the state, and notify readers that wait for it."""
+    """Increment the version after a change of anything but the state, and wake the instance's waiters."""
     row.version += 1
     if reason is not None:
         row.reason = reason.model_dump()

@@ -1,4 +1,4 @@
-"""Admins' rules for where a project's instances are placed: its node selector, and nodes reserved for others.
+"""Admins' rules for where a project's instances are placed: its node selector, and reserved nodes.
 
 The scheduler plans by these rules; `capacity.Guard` and `instances.restart` check them against locked rows.
 """
@@ -14,7 +14,7 @@ from mooring.db.tables import Node, Project
 
 
 def selectors(session: Session, project_ids: Collection[str] | None = None) -> dict[str, Mapping[str, str]]:
-    """Node selectors by project id, of projects that have one. Args: project_ids: null: all projects."""
+    """The node selectors of the projects (None: of all projects) that have one, by project id."""
     query = select(Project.id, Project.node_selector).where(
         Project.node_selector.is_not(None), Project.deleted_at.is_(None)
     )
@@ -28,7 +28,7 @@ def admits(node: Row[Any] | Node, project_id: str, selector: Mapping[str, str]) 
 
     Args:
         node: with `reserved_for` and `facts`.
-        selector: of the project.
+        selector: the project's.
     """
     if node.reserved_for is not None and project_id not in node.reserved_for:
         return False
@@ -37,7 +37,7 @@ def admits(node: Row[Any] | Node, project_id: str, selector: Mapping[str, str]) 
 
 
 def require_no_conflict(session: Session, project_id: str, selector: Mapping[str, str]) -> None:
-    """Raises NodeSelectorConflict, if a request's selector contradicts its project's.
+    """Raises NodeSelectorConflict if a request's selector contradicts its project's.
 
     If the project's selector changes while the instance is pending, the project's value takes precedence.
     """
@@ -53,7 +53,7 @@ def require_no_conflict(session: Session, project_id: str, selector: Mapping[str
 
 
 def require_admitted(session: Session, node: Node, project_id: str) -> None:
-    """Raises NodeNotAllowed, if the rules no longer allow the project on its node."""
+    """Raises NodeNotAllowed if the rules do not allow instances of the project on the node."""
     if not admits(node, project_id, selectors(session, [project_id]).get(project_id, {})):
         raise NodeNotAllowed(
             f"{node.name} is no longer open to this project; stop the instance and start it to have it "

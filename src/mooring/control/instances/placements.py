@@ -66,20 +66,20 @@ def _locked_instances(session: Session, instance_ids: Iterable[str]) -> dict[str
 def _units(placements: Sequence[Placement], rows: Rows) -> list[Unit]:
     """Placements of instances that are still pending: a unit for each instance or group.
 
-    A group with a member that is no longer pending is left out.
+    Left out are groups with a member that is no longer pending, and further placements of an instance.
     """
     first: dict[str, Placement] = {}
     for placement in placements:
         first.setdefault(placement.instance_id, placement)
     units: dict[str, list[tuple[Placement, Row[Any]]]] = {}
-    broken = set()
+    incomplete = set()
     for placement in first.values():
         row = rows.get(placement.instance_id)
         if row is not None and _still_pending(row):
             units.setdefault(row.group_id or row.id, []).append((placement, row))
         elif row is not None:
-            broken.add(row.group_id)
-    return [unit for key, unit in units.items() if key not in broken]
+            incomplete.add(row.group_id)
+    return [unit for key, unit in units.items() if key not in incomplete]
 
 
 def _still_pending(row: Row[Any]) -> bool:

@@ -1,7 +1,7 @@
 """Specs of group members: the fields that all members share are stored once, in the group's template.
 
 A member's row has the fields that SQL queries read. Members made by an earlier release have all fields in
-their own row; this module reads both.
+their own row; this module reads both kinds of rows.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def own_part(spec: JsonObject) -> JsonObject:
 
 
 def whole(session: Session, rows: Sequence[Instance]) -> dict[str, JsonObject]:
-    """The complete specs of instances by id; takes one query if there are group members among them."""
+    """The complete specs of instances by id; takes one query if any of them is a group member."""
     groups = {row.group_id for row in rows if row.group_id is not None and not row.spec.keys() >= SHARED}
     templates: dict[str, Any] = {}
     if groups:
@@ -35,6 +35,6 @@ def whole(session: Session, rows: Sequence[Instance]) -> dict[str, JsonObject]:
 def _joined(own: JsonObject, template: JsonObject | None) -> JsonObject:
     if template is None:
         return own
-    # In the field order of the template, as in all specs.
-    shared = {name: value for name, value in template.items() if name in SHARED or name in own}
-    return {**shared, **own}
+    # The template's own fields come first only for the order, which is then that of all specs.
+    ordered = {name: value for name, value in template.items() if name in SHARED or name in own}
+    return {**ordered, **own}

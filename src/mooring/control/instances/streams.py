@@ -22,7 +22,7 @@ def check(session: Session, access: Access, instance_id: str, *, running: bool) 
     Raises:
         NotFound, Forbidden: as `instances.get`.
         NotRunning: it has no container, or, with `running`, no running one.
-        Unavailable: its node does not report.
+        NodeUnreachable: its node does not report.
     """
     row = instances.get(session, access, instance_id)
     if row.node_id is None or row.state in {State.PENDING, State.SCHEDULED}:
@@ -42,7 +42,7 @@ def request(
     request: LogsRequest | ExecRequest,
     url: str | None,
 ) -> None:
-    """Store the request for the node, and notify its call that waits for streams."""
+    """Store the request for the node, and wake the node's call that waits for such requests."""
     if isinstance(request, ExecRequest):
         # Only the program is recorded: its arguments may contain secrets.
         audit_log.record(session, access, row.id, row.project_id, after={"program": request.command[0][:255]})

@@ -19,18 +19,18 @@ def set_reasons(session: Session, unplaced: Sequence[Unplaced]) -> None:
 
     One statement for each distinct reason, however many instances have it.
     """
-    waiting: dict[tuple[str, str], list[str]] = defaultdict(list)
+    ids_by_reason: dict[tuple[str, str], list[str]] = defaultdict(list)
     for item in unplaced:
         reason = waiting_reason(item)
-        waiting[reason.code, reason.message].append(item.instance_id)
+        ids_by_reason[reason.code, reason.message].append(item.instance_id)
     _lock(session, [item.instance_id for item in unplaced])
-    for (code, message), instance_ids in sorted(waiting.items()):
+    for (code, message), instance_ids in sorted(ids_by_reason.items()):
         changed = session.scalars(_update(instance_ids, Reason(code=code, message=message))).all()
         notify(session, *map(Topic.instance, changed))
 
 
 def _lock(session: Session, instance_ids: list[str]) -> None:
-    """Lock all rows by id first: reason by reason, two replicas could deadlock."""
+    """Lock all rows in the order of their ids: if each update locked its own, two replicas could deadlock."""
     query = select(Instance.id).where(Instance.id.in_(instance_ids), Instance.state == State.PENDING)
     session.execute(query.order_by(Instance.id).with_for_update())
 

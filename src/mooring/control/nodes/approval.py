@@ -58,9 +58,9 @@ def exact(name: str, *, of_engine: bool = False) -> Fact:
 def amount(name: str, *, tolerance_pct: int = 0, of_engine: bool = False) -> Fact:
     """A number that may shrink.
 
-    The effective number never exceeds the approved one. Above the tolerance the node is not ready;
-    a new kernel or driver changes memory a little. The tolerance is relative to the approved number, so many
-    small steps gain nothing.
+    The effective number never exceeds the approved one. A node that reports more than the tolerance allows is
+    not ready. There is a tolerance because a new kernel or driver changes memory a little; it is relative to
+    the approved number, so many small steps gain nothing.
     """
 
     def grown(approved: int, reported: int) -> bool:
@@ -113,7 +113,7 @@ NODE_FACTS: Final = (
     Fact("disk_enforced", _claims, _in_both, of_engine=True),
 )
 # Facts of a GPU, as in core/gpu.py: GpuFacts. `mig_capable` is derived from `mig_mode`: the operator may
-# change the MIG layout at any time, and it cannot exceed the GPU.
+# change the MIG layout at any time, and no layout can exceed the GPU.
 GPU_FACTS: Final = (
     exact("model"),
     amount("memory_mib", tolerance_pct=5),
@@ -125,10 +125,10 @@ GPU_FACTS: Final = (
 def change(
     fact: str, approved: Any, reported: Any, *, gpu_uuid: str | None = None, node_id: str | None = None
 ) -> JsonObject:
-    """A difference as it is stored and shown.
+    """One fact of a node's difference, as it is stored and shown.
 
     Args:
-        node_id: the node that has the GPU, if that is another one.
+        node_id: the node that the GPU is approved for, if that is not the reporting node.
     """
     return {
         "fact": fact,

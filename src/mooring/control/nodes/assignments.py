@@ -20,10 +20,10 @@ from mooring.schemas.agent import Assignment, GpuGrant, GroupMembership, KnownAs
 
 @dataclass(frozen=True, slots=True)
 class _Extras:
-    """What assignments need in addition to their rows, by instance id; one query for each kind."""
+    """What assignments need besides the instances' rows, by instance id; read for all of them at once."""
 
     grants: Mapping[str, list[GpuGrant]]
-    projects: Mapping[str, Row[Any]]  # by id
+    projects: Mapping[str, Row[Any]]  # by project id
     groups: Mapping[str, GroupMembership]
 
 
@@ -38,7 +38,7 @@ class AssignmentLists:
 def of(
     session: Session, node: Node, rows: Sequence[Instance], known: Mapping[str, str] | None
 ) -> AssignmentLists:
-    """The assignments of a node's live instances. Every report of every node calls this.
+    """The assignments of a node's live instances, for each answer to a report that is not brief.
 
     Args:
         rows: loaded without their specs, which are large (`without_specs`).
@@ -102,11 +102,13 @@ def _with_secrets(session: Session, rows: Sequence[Instance], specs: Mapping[str
 
 def _grants(session: Session, rows: Sequence[Instance]) -> dict[str, list[GpuGrant]]:
     """GPU allocations with their memory. The large GPU facts are read only for MIG devices."""
-    held = Allocation
-    columns = (held.instance_id, held.gpu_uuid, held.milli, held.mig_uuid, Gpu.memory_mib)
-    query = select(*columns).join(Gpu, Gpu.uuid == held.gpu_uuid).order_by(held.id)
-    found = session.execute(query.where(held.instance_id.in_([row.id for row in rows]), held.to_at.is_(None)))
-    allocated = found.all()
+    row_ids = [row.id for row in rows]
+    columns = (
+        Allocation.instance_id, Allocation.gpu_uuid, Allocation.milli, Allocation.mig_uuid, Gpu.memory_mib,
+    )  # fmt: skip
+    query = select(*columns).join(Gpu, Gpu.uuid == Allocation.gpu_uuid).order_by(Allocation.id)
+    query = query.where(Allocation.instance_id.in_(row_ids), Allocation.to_at.is_(None))
+    allocated = session.execute(query).all()
     of_mig = _mig_memory(session, {row.gpu_uuid for row in allocated if row.mig_uuid})
     grants: dict[str, list[GpuGrant]] = defaultdict(list)
     for instance_id, gpu_uuid, milli, mig_uuid, gpu_mib in allocated:
@@ -135,7 +137,7 @@ def is_startable(row: Instance) -> bool:
 
 
 def _may_start(row: Instance) -> bool:
-    """Also true for `unreachable`: a node that cannot reach Docker still gets what it should start."""
+    """Whether the attempt has not run yet. It may be `unreachable` until its node can list containers."""
     return row.started_at is None
 
 

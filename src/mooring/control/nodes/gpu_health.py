@@ -31,13 +31,13 @@ from mooring.schemas.agent import Incident
 
 # Equal faults within this time are one incident and one event.
 ONE_INCIDENT: Final = timedelta(hours=1)
-# Warnings and application faults expire if they do not recur for this long. An admin clears fatal ones.
+# Warnings and application faults expire if they do not recur for this long. An admin clears fatal faults.
 EXPIRES_AFTER: Final = timedelta(hours=24)
 CONDITIONS_KEPT: Final = 64  # for each GPU
-INCIDENTS_KEPT: Final = 100  # for each GPU, of application faults and of all others
+INCIDENTS_KEPT: Final = 100  # for each GPU: of application faults, and as many of all others
 MESSAGE_MAX: Final = 1024
 _CODE: Final = re.compile(r"[a-z0-9_]{1,64}", re.ASCII)
-_NOBODY: Final = ""  # the project of a condition that concerns the machine
+_NO_PROJECT: Final = ""  # the project of a condition that concerns the machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,11 @@ def fault_of(row: Gpu, code: str) -> GpuFault:
     return classify(code, (row.facts or {}).get("recovery_action"))
 
 
-def holders(session: Session, row: Gpu, incident: Incident | None = None) -> list[GpuHolder]:
-    """The present users of the GPU; if the incident names an instance or MIG devices, only those."""
-    held = Allocation
-    query = select(held.instance_id, held.project_id, held.mig_uuid).where(
-        held.gpu_uuid == row.uuid, held.to_at.is_(None)
-    )
-    found = [GpuHolder(*each) for each in session.execute(query.order_by(held.id))]
+def holders_of(session: Session, row: Gpu, incident: Incident | None = None) -> list[GpuHolder]:
+    """The present holders of the GPU; if the incident names an instance or MIG devices, only theirs."""
+    query = select(Allocation.instance_id, Allocation.project_id, Allocation.mig_uuid)
+    query = query.where(Allocation.gpu_uuid == row.uuid, Allocation.to_at.is_(None))
+    found = [GpuHolder(*each) for each in session.execute(query.order_by(Allocation.id))]
     if incident is not None and incident.instance_id is not None:
         return [each for each in found if each.instance_id == incident.instance_id]
     if incident is not None and incident.mig_uuids:
@@ -70,39 +68,39 @@ def holders(session: Session, row: Gpu, incident: Incident | None = None) -> lis
     return found
 
 
-def only_project(held: Sequence[GpuHolder]) -> str | None:
-    """The project that may see a message; null: several use the GPU, so only admins may."""
-    projects = {each.project_id for each in held}
+def only_project(holders: Sequence[GpuHolder]) -> str | None:
+    """The project that may see a message; null: none or several use the GPU, so only admins may."""
+    projects = {each.project_id for each in holders}
     return projects.pop() if len(projects) == 1 else None
 
 
 def record(
-    session: Session, row: Gpu, incident: Incident, fault: GpuFault, held: Sequence[GpuHolder]
+    session: Session, row: Gpu, incident: Incident, fault: GpuFault, holders: Sequence[GpuHolder]
 ) -> bool:
     """Store an incident and append events to affected instances; returns whether its condition is new."""
-    code, project_id = code_of(incident.code), only_project(held)
+    code, project_id = code_of(incident.code), only_project(holders)
     of_project = project_id if fault.severity is Severity.INFO else None
-    is_new = _raise_condition(session, row, code, fault, of_project or _NOBODY, incident.count)
-    is_new_incident = _record_incident(session, row, incident, fault, held)
+    is_new = _store_condition(session, row, code, fault, of_project or _NO_PROJECT, incident.count)
+    is_new_incident = _record_incident(session, row, incident, fault, holders)
     # If several projects have MIG devices of the GPU, it is unknown whose program caused the fault.
     if is_new_incident and fault.notify_instance and project_id is not None:
         kind, reason = EventKind.INSTANCE_GPU_FAULT, _reason(code, fault)
-        for each in held:
+        for each in holders:
             _append_event(session, kind, row, each, reason, fault, incident.count)
     return is_new
 
 
 def has_condition(session: Session, row: Gpu, code: str) -> bool:
-    return session.get(GpuCondition, (row.uuid, code, _NOBODY)) is not None
+    return session.get(GpuCondition, (row.uuid, code, _NO_PROJECT)) is not None
 
 
 def apply_health(
-    session: Session, row: Gpu, health: Health, reason: Reason | None, held: Sequence[GpuHolder]
+    session: Session, row: Gpu, health: Health, reason: Reason | None, holders: Sequence[GpuHolder]
 ) -> None:
     """Update conditions after a change of health, and append events to the instances that use the GPU.
 
     Args:
-        held: the users whom the reason concerns.
+        holders: those whom the reason concerns.
     """
     if health is Health.HEALTHY or reason is None:
         query = delete(GpuCondition).where(
@@ -111,14 +109,14 @@ def apply_health(
             GpuCondition.severity != str(Severity.INFO),
         )
         session.execute(query)
-        settle_placement(session, row)
+        set_placed_last(session, row)
         return
     fault = fault_of(row, reason.code)
     if not has_condition(session, row, reason.code):
-        _raise_condition(session, row, reason.code, _as_fatal(fault), _NOBODY, 1)
-    project_id = only_project(held)
+        _store_condition(session, row, reason.code, _as_fatal(fault), _NO_PROJECT, 1)
+    project_id = only_project(holders)
     kind, fatal = EventKind.INSTANCE_GPU_UNHEALTHY, _as_fatal(fault)
-    for each in holders(session, row):
+    for each in holders_of(session, row):
         shown = reason if each.project_id == project_id else _reason(reason.code, fault)
         _append_event(session, kind, row, each, shown, fatal, health=health)
 
@@ -127,20 +125,20 @@ def set_standing(session: Session, row: Gpu, codes: Sequence[str]) -> None:
     """Replace the standing conditions: those that exist for as long as the node lists them."""
     wanted = {code_of(code) for code in codes}
     query = select(GpuCondition).where(GpuCondition.gpu_uuid == row.uuid, GpuCondition.standing.is_(True))
-    there = {each.code: each for each in session.scalars(query)}
-    for code in sorted(there.keys() - wanted):
-        session.delete(there[code])
-    for code in sorted(wanted - there.keys()):
+    stored = {each.code: each for each in session.scalars(query)}
+    for code in sorted(stored.keys() - wanted):
+        session.delete(stored[code])
+    for code in sorted(wanted - stored.keys()):
         fault = fault_of(row, code)
-        if fault.severity is Severity.FATAL:  # fatal faults are reported elsewhere
+        if fault.severity is Severity.FATAL:  # such a fault is reported as `GpuFacts.fault`
             fault = GpuFault(Severity.WARN, fault.action, fault.description)
-        _raise_condition(session, row, code, fault, _NOBODY, 1, standing=True)
-    if there.keys() != wanted:
-        settle_placement(session, row)
+        _store_condition(session, row, code, fault, _NO_PROJECT, 1, standing=True)
+    if stored.keys() != wanted:
+        set_placed_last(session, row)
 
 
-def settle_placement(session: Session, row: Gpu) -> None:
-    """Set whether the GPU is allocated last, which is so while it has a warning."""
+def set_placed_last(session: Session, row: Gpu) -> None:
+    """Set whether the GPU is allocated last: it is as long as it has a warning."""
     session.flush()
     query = select(func.count()).where(
         GpuCondition.gpu_uuid == row.uuid, GpuCondition.severity == str(Severity.WARN)
@@ -153,23 +151,23 @@ def settle_placement(session: Session, row: Gpu) -> None:
 
 
 def delete_expired(session: Session) -> None:
-    """Delete expired conditions."""
-    over = (
+    """Delete conditions that have not recurred for `EXPIRES_AFTER`, except standing and fatal ones."""
+    due = (
         GpuCondition.last_at < now() - EXPIRES_AFTER,
         GpuCondition.standing.is_(False),
         GpuCondition.severity != str(Severity.FATAL),
     )
-    query = select(Gpu.uuid, Gpu.node_id).join(GpuCondition, GpuCondition.gpu_uuid == Gpu.uuid).where(*over)
+    query = select(Gpu.uuid, Gpu.node_id).join(GpuCondition, GpuCondition.gpu_uuid == Gpu.uuid).where(*due)
     found = dict(session.execute(query).all())
     locks.nodes(session, found.values())
-    session.execute(delete(GpuCondition).where(*over))
+    session.execute(delete(GpuCondition).where(*due))
     for uuid in sorted(found):
         row = session.get(Gpu, uuid, populate_existing=True)
         if row is not None:
-            settle_placement(session, row)
+            set_placed_last(session, row)
 
 
-def _raise_condition(
+def _store_condition(
     session: Session,
     row: Gpu,
     code: str,
@@ -194,12 +192,12 @@ def _raise_condition(
     )  # fmt: skip
     _drop_oldest_conditions(session, row.uuid)
     if fault.severity is Severity.WARN:
-        settle_placement(session, row)
+        set_placed_last(session, row)
     return True
 
 
 def _drop_oldest_conditions(session: Session, uuid: str) -> None:
-    """Delete application faults first: a program must not displace faults of the machine."""
+    """Limit the conditions of a GPU. Application faults go first: they must not displace machine faults."""
     session.flush()
     of_application = GpuCondition.severity == str(Severity.INFO)
     query = (
@@ -213,14 +211,14 @@ def _drop_oldest_conditions(session: Session, uuid: str) -> None:
 
 
 def _record_incident(
-    session: Session, row: Gpu, incident: Incident, fault: GpuFault, held: Sequence[GpuHolder]
+    session: Session, row: Gpu, incident: Incident, fault: GpuFault, holders: Sequence[GpuHolder]
 ) -> bool:
     """Insert an incident or count it with an equal one of the last hour; returns whether it is new."""
-    code, at, project_id = code_of(incident.code), now(), only_project(held)
-    instance_id = held[0].instance_id if len({each.instance_id for each in held}) == 1 else None
-    same = _newest_same(session, row.uuid, code, project_id, instance_id, at - ONE_INCIDENT)
-    if same is not None:
-        same.count, same.last_at = min(same.count + incident.count, 2**31 - 1), at
+    code, at, project_id = code_of(incident.code), now(), only_project(holders)
+    instance_id = holders[0].instance_id if len({each.instance_id for each in holders}) == 1 else None
+    equal = _newest_equal(session, row.uuid, code, project_id, instance_id, at - ONE_INCIDENT)
+    if equal is not None:
+        equal.count, equal.last_at = min(equal.count + incident.count, 2**31 - 1), at
         return False
     session.add(
         GpuIncident(
@@ -234,7 +232,7 @@ def _record_incident(
     return True
 
 
-def _newest_same(
+def _newest_equal(
     session: Session, uuid: str, code: str, project_id: str | None, instance_id: str | None, since: datetime
 ) -> GpuIncident | None:
     query = (

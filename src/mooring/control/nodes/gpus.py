@@ -40,12 +40,13 @@ def apply_inventory(
     """Update the node's GPUs from its report, within the approved facts.
 
     A GPU that the node no longer lists is lost, never deleted. A GPU of another node stays there: everybody
-    can see UUIDs, so listing one proves nothing.
+    can see UUIDs, so a node that lists one proves nothing.
 
     Args:
         approved: by UUID; null: this is the first inventory, which is approved as it is.
     """
-    kept, changes = dict(approved or {}), list[JsonObject]()
+    kept = dict(approved or {})
+    changes: list[JsonObject] = []
     listed = {gpu.uuid: gpu for gpu in reported}
     known = {
         gpu.uuid: gpu
@@ -66,12 +67,8 @@ def apply_inventory(
             changes += compared.changes
             _store(session, node, row, GpuFacts.model_validate(compared.effective), simulated=simulated)
     for uuid in sorted(known.keys() - listed.keys()):
-        _set_health(
-            session,
-            known[uuid],
-            Health.LOST,
-            Reason(code="gpu_missing", message="its node no longer lists it"),
-        )
+        missing = Reason(code="gpu_missing", message="its node no longer lists it")
+        _set_health(session, known[uuid], Health.LOST, missing)
     return InventoryDifference(kept, changes)
 
 
@@ -95,7 +92,7 @@ def _differs(row: Gpu, node: Node, facts: GpuFacts) -> bool:
 
 
 def _without_others_devices(session: Session, facts: GpuFacts) -> GpuFacts:
-    """Leave out MIG devices of other GPUs: listed twice, they could not be allocated on their own GPU."""
+    """Leave out MIG devices of other GPUs: such a device could no longer be allocated on its own GPU."""
     query = select(Gpu.facts).where(Gpu.uuid != facts.uuid, Gpu.facts["mig_mode"].as_string() == "enabled")
     others = {device["uuid"] for other in session.scalars(query) for device in other["mig_devices"]}
     own = [device for device in facts.mig_devices if device.uuid not in others]
@@ -103,7 +100,7 @@ def _without_others_devices(session: Session, facts: GpuFacts) -> GpuFacts:
 
 
 def _may_move(session: Session, row: Gpu) -> bool:
-    """Whether a GPU can move to another node without an admin: only once its old node is deleted."""
+    """Whether a GPU may move without an admin: only once its old node is deleted and nothing uses the GPU."""
     owner = session.get(Node, row.node_id)
     return (owner is None or owner.deleted_at is not None) and not is_held(session, row.uuid)
 
@@ -121,8 +118,8 @@ def move(session: Session, node: Node, uuid: str, owner_id: str) -> None:
         raise GpuInUse(f"an instance on node {row.node_id} uses {uuid}; stop it first")
     owner = session.get_one(Node, row.node_id)
     approved = dict(owner.approved or {})
-    theirs = approved.get(approval.GPUS) or {}
-    owner.approved = {**approved, approval.GPUS: {key: theirs[key] for key in theirs if key != uuid}}
+    others = {key: facts for key, facts in (approved.get(approval.GPUS) or {}).items() if key != uuid}
+    owner.approved = {**approved, approval.GPUS: others}
     revisions.changed(session, node.id, row.node_id)
     row.node_id = node.id
 
@@ -136,7 +133,7 @@ def _update_health(session: Session, row: Gpu, facts: GpuFacts) -> None:
             (row.health_reason or {}).get("code") == code or gpu_health.has_condition(session, row, code)
         )
         if row.health is not Health.LOST and not known:
-            _set_health(session, row, health, Reason(code=code, message=f"the driver says {code}"))
+            _set_health(session, row, health, Reason(code=code, message=f"the driver reports {code}"))
     elif row.health is Health.LOST:
         _set_health(
             session, row, Health.QUARANTINED,
@@ -151,14 +148,14 @@ def _set_health(
     reason: Reason | None,
     about: Sequence[gpu_health.GpuHolder] | None = None,
 ) -> None:
-    """Args: about: the users whom the reason concerns; null: the present users of the GPU."""
+    """Args: about: the holders whom the reason concerns; null: the present ones."""
     stored = reason.model_dump() if reason else None
     if (row.health, row.health_reason) == (health, stored):
         return
     before, row.health, row.health_reason = row.health, health, stored
-    held = gpu_health.holders(session, row) if about is None else about
-    row.reason_project_id = gpu_health.only_project(held) if reason else None
-    gpu_health.apply_health(session, row, health, reason, held)
+    holders = gpu_health.holders_of(session, row) if about is None else about
+    row.reason_project_id = gpu_health.only_project(holders) if reason else None
+    gpu_health.apply_health(session, row, health, reason, holders)
     revisions.changed(session, row.node_id)
     events.append(
         session,
@@ -185,9 +182,8 @@ def apply_incidents(
         row = session.get(Gpu, uuid)
         if row is None or row.node_id != node.id:
             continue
-        new, new_faults = (
-            _unseen(row.last_incident_id, uuid, incidents), _unseen(row.last_fault_id, uuid, faults)
-        )  # fmt: skip
+        new = _unseen(row.last_incident_id, uuid, incidents)
+        new_faults = _unseen(row.last_fault_id, uuid, faults)
         row.last_incident_id = new[-1].id if new else row.last_incident_id
         row.last_fault_id = new_faults[-1].id if new_faults else row.last_fault_id
         for incident in _merged((*new, *new_faults)):
@@ -207,18 +203,18 @@ def _merged(incidents: Sequence[Incident]) -> list[Incident]:
 def _apply_incident(session: Session, row: Gpu, incident: Incident) -> None:
     code = gpu_health.code_of(incident.code)
     fault = gpu_health.fault_of(row, code)
-    held = gpu_health.holders(session, row, incident)
-    is_new = gpu_health.record(session, row, incident, fault, held)
+    holders = gpu_health.holders_of(session, row, incident)
+    is_new = gpu_health.record(session, row, incident, fault, holders)
     if not fault.quarantines or row.health is Health.LOST:
         return
     # A recurring error keeps its first reason and causes no further events.
     if is_new or row.health is Health.HEALTHY:
         message = incident.message[: gpu_health.MESSAGE_MAX]
-        _set_health(session, row, Health.QUARANTINED, Reason(code=code, message=message), held)
+        _set_health(session, row, Health.QUARANTINED, Reason(code=code, message=message), holders)
 
 
 def _unseen(newest_id: str | None, uuid: str, reported: Sequence[Incident]) -> Sequence[Incident]:
-    """Incidents after the newest stored one: a node repeats all, in order, until it gets an answer."""
+    """Incidents after the newest stored one: until a report is answered, its node repeats them in order."""
     of_gpu = [incident for incident in reported if incident.uuid == uuid]
     known = [at for at, incident in enumerate(of_gpu) if incident.id == newest_id]
     return of_gpu[known[-1] + 1 :] if known else of_gpu
@@ -232,7 +228,7 @@ def clear(session: Session, access: Access, uuid: str) -> Gpu:
         Conflict: it is lost; only a report of its node can bring it back.
     """
     row = get(session, uuid)
-    # Reports write health under their node's lock; do not overwrite a concurrent one.
+    # Reports write the health while they hold this lock; it may have changed since the row was read.
     locks.node(session, row.node_id)
     session.refresh(row)
     if row.health is Health.LOST:
@@ -255,11 +251,11 @@ def get(session: Session, uuid: str) -> Gpu:
     return row
 
 
-def require_visible_figures(session: Session, access: Access, uuid: str) -> None:
-    """The metrics of a GPU reveal the activity of the instances that use it.
+def require_visible_metrics(session: Session, access: Access, uuid: str) -> None:
+    """Check that the caller may see the metrics of a GPU, since they reveal what its instances do.
 
     Raises:
-        Forbidden: another project uses it.
+        Forbidden: a project that the caller cannot see uses it.
     """
     query = select(Allocation.project_id).where(Allocation.gpu_uuid == uuid, Allocation.to_at.is_(None))
     if not all(access.caller.sees(holder) for holder in session.scalars(query.distinct())):

@@ -18,7 +18,7 @@ from mooring.scheduler.model import GpuView, NodeView
 
 @dataclass(frozen=True, slots=True)
 class InstanceShape:
-    """Attributes: max_share_now: the largest free share of one GPU now; null unless `gpu_count` is 1."""
+    """Attributes: max_share_now: the largest free share of a GPU; null for several GPUs and MIG devices."""
 
     gpu_model: str
     gpu_memory_mib: int
@@ -56,8 +56,8 @@ class _Devices:
 def derive(session: Session, cache: SchedulerCache, access: Access) -> list[InstanceShape]:
     """The instance types that the caller can see.
 
-    One for each GPU model and each power of two up to the GPUs of its largest node (and that number), and one
-    for each MIG profile.
+    For each GPU model there is one type per power of two below the largest number of healthy GPUs on a node,
+    and one for that number. For each MIG profile there is one.
     """
     types: dict[DeviceType, _Devices] = defaultdict(_Devices)
     selectors = placement_rules.selectors(session)
@@ -90,7 +90,7 @@ def _count(node: NodeView, access: Access, *, usable: bool) -> dict[DeviceType, 
     """Device type -> healthy devices on the node, free ones, and the largest free share.
 
     Args:
-        usable: whether a project of the caller may be placed there at all.
+        usable: as from `_is_usable`.
     """
     counts: dict[DeviceType, tuple[int, int, int]] = {}
     ready = usable and node.state is NodeState.READY
@@ -110,8 +110,8 @@ def _devices(gpu: GpuView, access: Access) -> Iterator[tuple[DeviceType, bool, i
             memory_mib = gpu_rules.mig_memory_mib(device.profile)
             yield (gpu.model, memory_mib, device.profile), device.free, 0
     else:
-        mine = gpu.project_id is None or access.caller.sees(gpu.project_id)
-        yield (gpu.model, gpu.memory_mib, None), gpu.free, gpu.milli_free if mine else 0
+        may_share = gpu.project_id is None or access.caller.sees(gpu.project_id)
+        yield (gpu.model, gpu.memory_mib, None), gpu.free, gpu.milli_free if may_share else 0
 
 
 def _counts(largest: int) -> Iterator[int]:

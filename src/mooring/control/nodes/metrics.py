@@ -37,7 +37,7 @@ def families(session: Session) -> Iterator[Metric]:
     yield _counted("mooring_instances", "Live instances by state.", "state", _instances_by_state(session))
     by_state = {str(state): count for state, count in nodes.count_by_state(session).items()}
     yield _counted("mooring_nodes", "Nodes by state.", "state", by_state)
-    yield _counted("mooring_gpus", "GPUs by what they do.", "use", _gpus_by_use(session))
+    yield _counted("mooring_gpus", "GPUs by use.", "use", _gpus_by_use(session))
 
 
 def _counted(name: str, text: str, label: str, counts: dict[str, int]) -> Metric:
@@ -68,10 +68,10 @@ def _gpus_by_use(session: Session) -> dict[str, int]:
 
 
 def _gpu_families(session: Session) -> list[GaugeMetricFamily]:
-    made = {
+    by_field = {
         field: GaugeMetricFamily(name, text, labels=LABELS) for field, (name, text, _factor) in DCGM.items()
     }
-    made["free"] = GaugeMetricFamily(
+    by_field["free"] = GaugeMetricFamily(
         "DCGM_FI_DEV_FB_FREE", "Framebuffer memory free (in MiB).", labels=LABELS
     )
     holders = _holders(session)
@@ -79,27 +79,22 @@ def _gpu_families(session: Session) -> list[GaugeMetricFamily]:
     for node in session.scalars(select(Node).where(Node.silent.is_(False), Node.deleted_at.is_(None))):
         for sample in node.samples:
             uuid = sample["uuid"]
-            labels = [
-                uuid,
-                str(sample["index"]),
-                models.get(uuid, ""),
-                node.name,
-                *holders.get(uuid, ("", "")),
-            ]
-            _add(made, labels, sample)
-    return list(made.values())
+            holder, project = holders.get(uuid, ("", ""))
+            labels = [uuid, str(sample["index"]), models.get(uuid, ""), node.name, holder, project]
+            _add(by_field, labels, sample)
+    return list(by_field.values())
 
 
-def _add(made: dict[str, GaugeMetricFamily], labels: list[str], sample: Json) -> None:
+def _add(by_field: dict[str, GaugeMetricFamily], labels: list[str], sample: Json) -> None:
     for field, (_name, _text, factor) in DCGM.items():
         if sample.get(field) is not None:
-            made[field].add_metric(labels, sample[field] * factor)
+            by_field[field].add_metric(labels, sample[field] * factor)
     if sample.get("memory_used_mib") is not None and sample.get("memory_total_mib") is not None:
-        made["free"].add_metric(labels, sample["memory_total_mib"] - sample["memory_used_mib"])
+        by_field["free"].add_metric(labels, sample["memory_total_mib"] - sample["memory_used_mib"])
 
 
 def _holders(session: Session) -> dict[str, tuple[str, str]]:
-    """GPU UUID -> the instance and project that use it; "" where there are several."""
+    """GPU UUID -> the instance and the project that use it; each is "" if there are several."""
     query = (
         select(
             Allocation.gpu_uuid,
@@ -113,6 +108,6 @@ def _holders(session: Session) -> dict[str, tuple[str, str]]:
         .group_by(Allocation.gpu_uuid)
     )
     return {
-        uuid: (first if first == last else "", project if project == other else "")
-        for uuid, first, last, project, other in session.execute(query)
+        uuid: (first if first == last else "", first_project if first_project == last_project else "")
+        for uuid, first, last, first_project, last_project in session.execute(query)
     }

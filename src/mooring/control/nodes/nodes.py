@@ -147,7 +147,7 @@ def renew_credential(
 ) -> str:
     """Create a new credential for a node that presents its current one; stored as a hash only (R20).
 
-    It replaces a new credential that the node has never used.
+    An earlier new credential that the node has not used yet becomes invalid.
     """
     node = _locked(session, node_id)
     authenticate(node, credential_hash)
@@ -168,7 +168,7 @@ def request_renewal(session: Session, access: Access, node_id: str) -> Node:
 
 
 def open_session(session: Session, node_id: str, credential_hash: str) -> Node:
-    """Make a newly started agent the only one whose reports the node's endpoint accepts."""
+    """Open a session for a newly started agent. From now on, reports of older agents are rejected."""
     node = _locked(session, node_id)
     authenticate(node, credential_hash)
     node.session += 1
@@ -228,7 +228,7 @@ def drain(session: Session, access: Access, node_id: str, deadline_s: int | None
 
 
 def approve(session: Session, access: Access, node_id: str, difference_id: str | None) -> Node:
-    """Approve the facts that differ from the approved ones; without a difference, nothing changes.
+    """Approve the facts that differ from the approved ones. Without a difference, no fact changes.
 
     A GPU that is approved for another node moves to this one.
 
@@ -255,18 +255,18 @@ def approve(session: Session, access: Access, node_id: str, difference_id: str |
         node.facts = {**node.facts, **known}
     if node.problem is not None and node.problem["code"] == "facts_changed":
         node.problem = None
-        record(session, node)
+        append_state_event(session, node)
     revisions.changed(session, node.id)
-    node.generation += 1  # its waiting call returns; the next report adds the GPUs that were left out
+    node.generation += 1  # so that the node's waiting call returns: its next report adds the GPUs left out
     notify(session, Topic.SCHEDULE, Topic.node(node.id))
     audit_log.record(session, access, node.id, None, after={"name": node.name, "changes": changes})
     return node
 
 
 def _locked_with_owners(session: Session, node_id: str) -> tuple[Node, list[JsonObject]]:
-    """Lock a node and the nodes whose GPUs it lists, by id; returns the node and its difference."""
-    claims = get(session, node_id).difference or []
-    locked = locks.nodes(session, {node_id, *(each["node_id"] for each in claims if each["node_id"])})
+    """Lock a node and the owners of the GPUs that it claims; returns the node and its difference."""
+    difference = get(session, node_id).difference or []
+    locked = locks.nodes(session, {node_id, *(each["node_id"] for each in difference if each["node_id"])})
     node = locked.get(node_id)
     if node is None or node.deleted_at is not None:
         raise NotFound(f"no node {node_id}")
@@ -299,11 +299,11 @@ def _mark(session: Session, access: Access, node: Node, *, cordoned: bool, drain
     node.version += 1
     if changed:
         revisions.changed(session, node.id)
-        record(session, node)
+        append_state_event(session, node)
         notify(session, Topic.SCHEDULE)
 
 
-def record(session: Session, node: Node) -> None:
+def append_state_event(session: Session, node: Node) -> None:
     """Append an event with the node's state."""
     events.append(
         session,
@@ -324,7 +324,7 @@ def mark_unreachable(session: Session, node_id: str) -> None:
         return
     node.silent = True
     revisions.changed(session, node.id)
-    record(session, node)
+    append_state_event(session, node)
     for row in locks.instances_on(session, node_id):
         if row.state in HOLDS_GPUS and row.state is not State.UNREACHABLE:
             instances.move(session, row, State.UNREACHABLE, _unreachable_reason(row))
@@ -355,12 +355,12 @@ def delete(session: Session, access: Access, node_id: str, *, force: bool) -> No
             instances=len(rows),
         )
     for row in rows:
-        gone = row.desired_state is DesiredState.DELETED
-        instances.move(session, row, State.DELETED if gone else State.FAILED, NODE_LOST)
+        deleted = row.desired_state is DesiredState.DELETED
+        instances.move(session, row, State.DELETED if deleted else State.FAILED, NODE_LOST)
         preemption.requeue(session, row, None)
     node.deleted_at = now()
     audit_log.record(session, access, node.id, None, before={"name": node.name}, after={"forced": force})
-    record(session, node)
+    append_state_event(session, node)
     notify(session, Topic.node(node.id), Topic.GPU_HEALTH)
 
 

@@ -26,7 +26,7 @@ LOST = Reason(
     code="container_lost", message="the node no longer has its container; it was removed by someone else"
 )
 
-# Changed instances in one transaction, 1 ms of work each: on SQLite all other writers wait for it.
+# Limit of changed instances per transaction. Each takes 1 ms, and on SQLite all other writers wait for that.
 CHANGES_AT_ONCE: Final = 8
 # The columns that `_may_change` compares.
 _COMPARED: Final = (
@@ -48,7 +48,7 @@ def apply(session: Session, node_id: str, credential_hash: str, report: SyncRequ
     """
     node = _locked(session, node_id, credential_hash, report)
     if report.session > node.session:
-        # The stored number is lower than that of an agent: the database was restored from a backup.
+        # The stored session is lower than an agent's: the database was restored from a backup.
         node.session, node.seq = report.session, 0
     return _apply_new(session, node, report) if report.seq > node.seq else ()
 
@@ -139,7 +139,7 @@ def _apply_node(session: Session, node: Node, report: SyncRequest, facts: JsonOb
     node.seq = report.seq
     node.heartbeats += 1
     node.last_heartbeat_at = now()
-    if report.samples or report.gpus is None:
+    if report.samples or report.gpus is None:  # else the samples of the last report stay
         own = (node.approved or {}).get(approval.GPUS) or {}
         node.samples = [each.model_dump(mode="json") for each in report.samples if each.uuid in own]
     reason = report.problem or approval.problem(node.difference or ())
@@ -151,7 +151,7 @@ def _apply_node(session: Session, node: Node, report: SyncRequest, facts: JsonOb
         revisions.changed(session, node.id)
         notify(session, Topic.SCHEDULE)
         if changed:
-            nodes.record(session, node)
+            nodes.append_state_event(session, node)
 
 
 def _audit_overrides(session: Session, node: Node, before: list[str], after: list[str]) -> None:
@@ -286,7 +286,10 @@ def _reported_endpoints(seen: ObservedInstance, host: str | None) -> list[JsonOb
 
 
 def _set_times(row: Instance, seen: ObservedInstance | None, to: State) -> None:
-    """Use the node's times within plausible bounds; its clock may be wrong."""
+    """Use the node's times within plausible bounds, since its clock may be wrong.
+
+    The maximum duration of a running instance counts from this report, not from a time of the node (`move`).
+    """
     if seen is None:
         return
     earliest = row.scheduled_at or row.created_at
@@ -307,7 +310,7 @@ def _between(earliest: datetime, reported: Text | None) -> datetime:
 
 
 def _reason(row: Instance, seen: ObservedInstance | None, to: State) -> Reason | None:
-    """Why it ended: the reason of a requested stop takes precedence over the exit of the process."""
+    """The reason of the new state. That of a requested stop takes precedence over what the node reports."""
     if row.desired_state is not DesiredState.RUNNING and row.reason:
         return Reason.model_validate(row.reason)
     if seen is None:

@@ -96,8 +96,8 @@ def _record(
         "registry": given.registry.server if given.registry else None,
     }
     caller = Caller(node.id, "node", node.name)
-    itself = Access(caller, Permission.ADMIN, "instance.hand_out_secrets", *access_from)
-    audit_log.record(session, itself, row.id, row.project_id, after=after)
+    access = Access(caller, Permission.ADMIN, "instance.hand_out_secrets", *access_from)
+    audit_log.record(session, access, row.id, row.project_id, after=after)
 
 
 def _secrets(session: Session, encryptor: Encryptor, row: Instance, spec: InstanceSpec) -> dict[str, str]:
@@ -110,7 +110,7 @@ def _secrets(session: Session, encryptor: Encryptor, row: Instance, spec: Instan
 def _that_fit(
     project_id: str, named: Mapping[str, str], values: Mapping[secrets.SecretKey, str]
 ) -> dict[str, str]:
-    """The values within the size limit: they may have grown since `secrets.require` checked them."""
+    """The values that fit the size limit together: they may have grown since `secrets.require`."""
     fit: dict[str, str] = {}
     left = secrets.MAX_BYTES
     for variable, name in named.items():

@@ -40,7 +40,7 @@ def answer(
 
 def _desired(session: Session, node: Node, report: SyncRequest) -> dict[str, object]:
     """The fields that only a full answer has."""
-    # Besides instances that hold GPUs here, ended ones count for as long as their containers are there.
+    # Instances that hold GPUs here, and ended ones for as long as the node reports their containers.
     rows = {row.id: row for row in _due_rows(session, node)}
     others = {item.instance_id for item in report.instances or ()} - rows.keys()
     if others:

@@ -20,7 +20,7 @@ from mooring.scheduler.model import NodeView, SchedulingPlan, Snapshot
 
 
 class SchedulerCache:
-    """One for each process. Each read refreshes what has changed."""
+    """There is one in each process. Each read refreshes what has changed."""
 
     def __init__(self, policy: Policy | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.policy = policy or Policy()
@@ -50,15 +50,15 @@ class SchedulerCache:
         with self._lock:
             requests = self._pending.current(session)
         return Snapshot(
-            nodes,
-            requests,
-            quotas.of_projects(session, {request.project_id for request in requests}),
-            usage.projects(session, self.policy),
-            now().timestamp(),
-            self.policy,
+            nodes=nodes,
+            requests=requests,
+            quotas=quotas.of_projects(session, {request.project_id for request in requests}),
+            projects=usage.projects(session, self.policy),
+            now=now().timestamp(),
+            policy=self.policy,
             # From the scheduling loop, so that evaluations between its cycles use the same values.
-            self._last_cycle.snapshot.potential if self._last_cycle else None,
-            frozenset(self._last_cycle.plan.with_slots) if self._last_cycle else frozenset(),
+            potential=self._last_cycle.snapshot.potential if self._last_cycle else None,
+            with_slots=frozenset(self._last_cycle.plan.with_slots) if self._last_cycle else frozenset(),
         )
 
     @contextmanager
@@ -75,7 +75,7 @@ class SchedulerCache:
 
     @contextmanager
     def immediate_placement(self) -> Iterator[CycleCache]:
-        """The cycle cache of placements within a create. Its own lock: they do not wait for evaluations."""
+        """The cycle cache of placements within a create. Such placements do not wait for evaluations."""
         with self._immediate_lock:
             yield self._immediate_cache
 

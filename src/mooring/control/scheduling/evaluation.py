@@ -1,4 +1,4 @@
-"""The scheduler's answers for one state of the cluster, computed once and shared by all who ask."""
+"""What the scheduler decides in one state of the cluster, computed once and shared by all callers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,12 +24,12 @@ from mooring.scheduler.model import (
     Snapshot,
     Unplaced,
 )
-from mooring.scheduler.queue import Ahead, Shares
+from mooring.scheduler.queue import Ahead, ProjectShares
 from mooring.scheduler.schedule import schedule
 
 # Maximum age of an evaluation: recent usage and declared end times change with time alone.
 MAX_AGE_S = 2.0
-# About 20 MiB. An outcome on 10,000 nodes has 10,000 refusals.
+# Limit of the cached outcomes: about 20 MiB. An outcome on 10,000 nodes has 10,000 refusals.
 MAX_REFUSALS = 100_000
 
 
@@ -44,7 +44,7 @@ class Outcome:
     unplaced: Unplaced | None = None  # why it is pending
     position: int | None = None  # in the queue, from 1, if pending
     forecast: Forecast | None = None  # predicted start, from declared durations
-    ahead: tuple[Ahead, ...] = ()  # the first entries before it in the queue
+    ahead: tuple[Ahead, ...] = ()  # the first instances ahead of it in the queue
     max_duration_now_s: int | None = None  # with this duration or less it would start now
     snapshot: Snapshot | None = None  # what this was computed from
 
@@ -54,7 +54,7 @@ class Evaluation:
 
     Args:
         cache: shared with other evaluations.
-        forecast_cache: used by this evaluation only, as long as the evaluation is in use.
+        forecast_cache: no other evaluation uses it while this evaluation is in use.
     """
 
     def __init__(self, snapshot: Snapshot, cache: CycleCache, forecast_cache: CycleCache) -> None:
@@ -82,13 +82,13 @@ class Evaluation:
         return {request.instance_id: request for request in self.snapshot.requests}
 
     @cached_property
-    def line(self) -> forecasts.Line:
-        return forecasts.line(self.snapshot, self._cache)
+    def line(self) -> forecasts.QueueOrder:
+        return forecasts.queue_order(self.snapshot, self._cache)
 
     @cached_property
-    def shares(self) -> Shares:
+    def shares(self) -> ProjectShares:
         self._cache.update(self.snapshot.nodes)
-        return Shares(self.snapshot, self._cache.cluster.held, self._cache.cluster.total)
+        return ProjectShares(self.snapshot, self._cache.cluster.held, self._cache.cluster.total)
 
     @cached_property
     def holders(self) -> frozenset[str]:
@@ -106,7 +106,7 @@ class Evaluation:
         """The outcome that a new request would have.
 
         Args:
-            quota: its project's, if any, with the request counted.
+            quota: of the project, if it has one, with the request counted.
         """
         key = repr((replace(request, queued_at=0.0), quota))
         if (found := self._outcomes.get(key)) is not None:
@@ -114,7 +114,7 @@ class Evaluation:
         own = self.snapshot
         quotas = own.quotas if quota is None else {**own.quotas, request.project_id: quota}
         changed = replace(own, requests=(*own.requests, request), quotas=quotas)
-        # Evaluated once only, so it can use the same cache for its forecast.
+        # This evaluation computes one outcome only, so both of its caches can be the same.
         found = self._outcomes[key] = Evaluation(changed, self._cache, self._cache).outcome(request)
         return found
 
@@ -151,7 +151,7 @@ class Evaluation:
             position=self.line.position(instance_id),
             ahead=self.line.ahead(instance_id),
             max_duration_now_s=forecasts.max_duration_now(snapshot, instance_id, self._cache),
-            # Last, because the forecast changes its cache, and both caches may be the same.
+            # Last, because a forecast changes the forecast cache, and both caches may be the same.
             forecast=self._forecasts.of(instance_id),
             snapshot=snapshot,
         )

@@ -44,8 +44,8 @@ def explain(session: Session, cache: SchedulerCache, row: Instance) -> Outcome:
 def explain_group(session: Session, cache: SchedulerCache, group_id: str) -> Outcome:
     """As `explain`, for the first pending member of the group."""
     with cache.evaluating(session) as evaluation:
-        requests_ = evaluation.snapshot.requests
-        members = (each for each in requests_ if each.gang and each.gang.group_id == group_id)
+        pending = evaluation.snapshot.requests
+        members = (each for each in pending if each.gang and each.gang.group_id == group_id)
         first = min(members, key=lambda each: each.instance_id, default=None)
         return NOTHING_TO_EXPLAIN if first is None else evaluation.outcome(first)
 
@@ -54,7 +54,7 @@ def place_now(session: Session, cache: SchedulerCache, row: Instance) -> None:
     """Place an instance in the transaction that creates it, if that delays nothing ahead of it in the queue.
 
     Raises:
-        InsufficientCapacity: no node can host it now; the fields list what would fit.
+        InsufficientCapacity: no node can host it now with all that is ahead of it; the fields list what fits.
         QuotaExceeded: a quota keeps it pending.
     """
     session.flush()
@@ -62,7 +62,7 @@ def place_now(session: Session, cache: SchedulerCache, row: Instance) -> None:
     locks.placing(session)
     snapshot = cache.snapshot(session)
     request = next(each for each in snapshot.requests if each.instance_id == row.id)
-    # Others wait for this transaction's locks, so it does not wait for running explanations.
+    # Other transactions wait for the locks of this one, so it does not wait for running explanations.
     with cache.immediate_placement() as cycle_cache:
         plan = plan_for(snapshot, request.instance_id, cycle_cache)
         unplaced = next(iter(plan.unplaced), None)

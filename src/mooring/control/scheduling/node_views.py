@@ -23,7 +23,7 @@ from mooring.core.node import allocatable_memory_mib, state_of
 from mooring.db.tables import Allocation, Gpu, Instance, Node
 from mooring.scheduler.model import GpuAllocation, GpuView, MigView, NodeView, Running
 
-# Each node is read this often even if its revision did not change; each refresh reads a part of them.
+# Each node is read this often even if its revision did not change. Each refresh reads a part of the nodes.
 FULL_REFRESH_S = 30.0
 _UNKNOWN = -1
 
@@ -31,8 +31,8 @@ _UNKNOWN = -1
 class NodeViews:
     """All nodes, cached for the whole process. Each read refreshes the nodes that changed.
 
-    An unchanged node stays the same object. `nodes.revision` shows which changed: compared with `!=`, because
-    a transaction may see an older snapshot than the one before it.
+    An unchanged node stays the same object. `nodes.revision` shows which changed: any other value counts, not
+    only a higher one, because a transaction may see an older state than an earlier transaction did.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -45,7 +45,7 @@ class NodeViews:
     def current(self, session: Session) -> tuple[NodeView, ...]:
         """Every node as this transaction sees it, in id order.
 
-        Nodes that this transaction itself changed are read from its rows and not cached.
+        Nodes that this transaction itself changed are read from the database and not cached.
         """
         own = changed_here(session)
         with self._lock:
@@ -55,9 +55,8 @@ class NodeViews:
             views = self._in_order
         if not own:
             return views
-        mine = {view.id: view for view in _views(session, own)}
         others = (view for view in views if view.id not in own)
-        return tuple(sorted((*others, *mine.values()), key=lambda view: view.id))
+        return tuple(sorted((*others, *_views(session, own)), key=lambda view: view.id))
 
     def invalidate(self, node_ids: Iterable[str]) -> None:
         """Read these nodes again next time, because the cached values turned out to be wrong."""
@@ -94,11 +93,11 @@ class NodeViews:
         for view in _views(session, None if read_all else node_ids):
             if view.id not in node_ids:
                 continue
-            before = self._cached.pop(view.id, None)  # so that it moves to the end
-            same = before is not None and before.view == view
-            self._cached[view.id] = _Cached(revisions[view.id], before.view if before and same else view)
-            if not same:
+            cached = self._cached.pop(view.id, None)  # so that it moves to the end
+            if cached is None or cached.view != view:
+                cached = _Cached(_UNKNOWN, view)
                 self._in_order = None
+            self._cached[view.id] = replace(cached, revision=revisions[view.id])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,21 +112,21 @@ def read(session: Session) -> tuple[NodeView, ...]:
 
 
 def _views(session: Session, node_ids: Collection[str] | None) -> list[NodeView]:
-    """Args: node_ids: None means all."""
+    """The views of these nodes (None: of all), in id order."""
     columns = (
         Node.id, Node.name, Node.silent, Node.problem, Node.draining, Node.cordoned, Node.facts,
         Node.reserved_for,
     )  # fmt: skip
     query = select(*columns).where(Node.deleted_at.is_(None), Node.facts.is_not(None)).order_by(Node.id)
-    nodes = session.execute(_of(query, Node.id, node_ids)).all()
+    nodes = session.execute(_where_in(query, Node.id, node_ids)).all()
     allocations = _allocations(session, node_ids)
     running = _running(session, node_ids, allocations)
     gpus = _gpus(session, node_ids, allocations)
     return [_view(node, gpus.get(node.id, ()), running.get(node.id, ())) for node in nodes]
 
 
-def _of(query: Any, column: ColumnElement[Any] | Any, wanted: Collection[str] | None) -> Any:
-    return query if wanted is None else query.where(column.in_(wanted))
+def _where_in(query: Any, column: ColumnElement[Any] | Any, ids: Collection[str] | None) -> Any:
+    return query if ids is None else query.where(column.in_(ids))
 
 
 def _view(node: Row[Any], gpus: Sequence[GpuView], running: Sequence[Running]) -> NodeView:
@@ -177,8 +176,8 @@ def _allocations(session: Session, node_ids: Collection[str] | None) -> _Allocat
     by_instance: dict[str, list[GpuAllocation]] = defaultdict(list)
     for instance_id, uuid, milli, mig_uuid in session.execute(query):
         by_instance[instance_id].append(GpuAllocation(uuid, milli, mig_uuid))
-    every = (each for allocations in by_instance.values() for each in allocations)
-    return _Allocations(by_instance, frozenset(each.mig_uuid for each in every if each.mig_uuid))
+    mig_uuids = (each.mig_uuid for allocations in by_instance.values() for each in allocations)
+    return _Allocations(by_instance, frozenset(filter(None, mig_uuids)))
 
 
 def _running(
@@ -192,7 +191,7 @@ def _running(
     )  # fmt: skip
     query = select(*columns).where(row.state.in_(HOLDS_GPUS), row.deleted_at.is_(None)).order_by(row.id)
     found: dict[str, list[Running]] = defaultdict(list)
-    for each in session.execute(_of(query, row.node_id, node_ids)):
+    for each in session.execute(_where_in(query, row.node_id, node_ids)):
         if each.node_id is not None:
             found[each.node_id].append(_running_instance(each, allocations.by_instance.get(each.id, ())))
     return found
@@ -227,7 +226,7 @@ def _gpus(
         Gpu.placed_last, cast(Gpu.facts, Text),
     )  # fmt: skip
     grouped: dict[str, list[GpuView]] = defaultdict(list)
-    query = _of(select(*columns).order_by(Gpu.uuid), Gpu.node_id, node_ids)
+    query = _where_in(select(*columns).order_by(Gpu.uuid), Gpu.node_id, node_ids)
     for node_id, uuid, index, model, memory_mib, health, milli, held_by, last, text in session.execute(query):
         facts = _stored_facts(text)
         grouped[node_id].append(
@@ -267,7 +266,7 @@ class _StoredGpuFacts:
 
 @lru_cache(maxsize=100_000)
 def _stored_facts(text: str) -> _StoredGpuFacts:
-    """A GPU's facts as stored. They hardly ever change."""
+    """The facts of a GPU from their stored JSON. Cached, because they hardly ever change."""
     read = json.loads(text)
     return _StoredGpuFacts(
         nvlink={peer["uuid"]: peer["links"] for peer in read.get("nvlink_peers", ())},

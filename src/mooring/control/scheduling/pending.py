@@ -40,7 +40,7 @@ class Pending:
         self._cached: dict[str, tuple[_Key, Request]] = {}
 
     def current(self, session: Session) -> tuple[Request, ...]:
-        """The requests that may be placed. Excludes groups with a member that is still stopping."""
+        """The requests that may be placed: without those of groups that wait for a member (`gangs.of`)."""
         columns = (
             Instance.id, Instance.queued_at, Instance.group_id, Instance.project_id,
             Project.require_disk_limits, *(getattr(Instance, name) for name in CHANGEABLE_FIELDS),
@@ -58,14 +58,13 @@ class Pending:
             for row in rows
             if row.group_id is None or row.group_id in gang_of
         }
-        known = {row.id: cached for row in rows if (cached := self._cached.get(row.id))}
-        fresh = _read(session, [row.id for row in rows if row.id not in known])
+        known: dict[str, tuple[_Key | None, Request]] = dict(self._cached)
+        unread = [row.id for row in rows if row.id not in known]
+        known.update((key, (None, request)) for key, request in _read(session, unread).items())
         self._cached = {
             instance_id: _current(key, *known[instance_id])
-            if instance_id in known
-            else (key, _with(key, fresh[instance_id]))
             for instance_id, key in keys.items()
-            if instance_id in known or instance_id in fresh
+            if instance_id in known
         }
         return tuple(request for _key, request in self._cached.values())
 
@@ -74,7 +73,7 @@ def _key(row: Any, gang: Gang | None, selector: Mapping[str, str]) -> _Key:
     return _Key(row.queued_at, _changeable(row), gang, selector, row.require_disk_limits)
 
 
-def _current(key: _Key, before: _Key, request: Request) -> tuple[_Key, Request]:
+def _current(key: _Key, before: _Key | None, request: Request) -> tuple[_Key, Request]:
     return (before, request) if key == before else (key, _with(key, request))
 
 

@@ -7,10 +7,10 @@ from sqlalchemy.orm import Session
 
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.core.instance.spec import WHOLE_MILLI
-from mooring.scheduler.explain.forecasts import Line
+from mooring.scheduler.explain.forecasts import QueueOrder
 from mooring.scheduler.feasibility.needs import gpu_milli
 from mooring.scheduler.model import Forecast, ProjectView, Request, Snapshot
-from mooring.scheduler.queue import Because, Shares, because
+from mooring.scheduler.queue import Because, ProjectShares, because
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class QueueEntry:
     """An instance, or the pending members of a group, which are placed together.
 
     Attributes:
-        behind: why the previous entry comes first; None for the first entry.
+        behind: why this entry is behind the previous one; None for the first entry.
         forecast: its backfill slot, if any.
     """
 
@@ -66,7 +66,9 @@ def view(session: Session, cache: SchedulerCache) -> QueueView:
         )
 
 
-def _standings(snapshot: Snapshot, shares: Shares, holders: Collection[str]) -> dict[str, ProjectStanding]:
+def _standings(
+    snapshot: Snapshot, shares: ProjectShares, holders: Collection[str]
+) -> dict[str, ProjectStanding]:
     waiting = {request.project_id for request in snapshot.requests}
     return {
         project_id: ProjectStanding(
@@ -77,28 +79,27 @@ def _standings(snapshot: Snapshot, shares: Shares, holders: Collection[str]) -> 
     }
 
 
-def _entries(snapshot: Snapshot, ordered: Line, forecasts: dict[str, Forecast]) -> Iterator[QueueEntry]:
+def _entries(snapshot: Snapshot, line: QueueOrder, forecasts: dict[str, Forecast]) -> Iterator[QueueEntry]:
     requests = {request.instance_id: request for request in snapshot.requests}
-    place = 0
-    while place < len(ordered.instance_ids):
-        members = _members_at(ordered, requests, place)
-        rank, before = ordered.ranks[place], ordered.ranks[place - 1] if place else None
+    index = 0
+    while index < len(line.instance_ids):
+        members = _members_at(line, requests, index)
         yield QueueEntry(
-            place + 1,
-            members,
-            because(before, rank) if before is not None else None,
-            next((forecasts[each.instance_id] for each in members if each.instance_id in forecasts), None),
+            position=index + 1,
+            members=members,
+            behind=because(line.ranks[index - 1], line.ranks[index]) if index else None,
+            forecast=next(filter(None, (forecasts.get(each.instance_id) for each in members)), None),
         )
-        place += len(members)
+        index += len(members)
 
 
-def _members_at(ordered: Line, requests: dict[str, Request], place: int) -> tuple[Request, ...]:
-    """The entry at this place: one request, or all of a gang, which are adjacent."""
-    first = requests[ordered.instance_ids[place]]
+def _members_at(line: QueueOrder, requests: dict[str, Request], index: int) -> tuple[Request, ...]:
+    """The members of the entry at this index: one request, or all of a gang, which are adjacent."""
+    first = requests[line.instance_ids[index]]
     if first.gang is None:
         return (first,)
     members = [first]
-    for instance_id in ordered.instance_ids[place + 1 :]:
+    for instance_id in line.instance_ids[index + 1 :]:
         other = requests[instance_id]
         if other.gang is None or other.gang.group_id != first.gang.group_id:
             break

@@ -1,7 +1,7 @@
 """Project quotas: counts allocated and pending resources, and rejects requests over a limit.
 
-The rules are in `scheduler/feasibility/quotas.py`. The project's row is locked before counting, so the counts
-stay true until the transaction ends; `placements.assign` locks it in the same way before it places.
+The rules are in `scheduler/feasibility/quotas.py`. Creates, starts and placements lock the project's row
+(`lock`, `lock_for_instances`) before they count, so the counts stay true until the transaction ends.
 """
 
 import json
@@ -29,7 +29,7 @@ from mooring.scheduler.feasibility.quotas import CPUS, DISK, GPUS, INSTANCES, ME
 from mooring.scheduler.model import Over, Quota, Request
 from mooring.schemas.base import Json, timestamp
 
-Limits = Mapping[str, int]
+Limits = Mapping[str, int]  # by quota name
 
 PER_DAY = "gpu_hours_per_day"
 PER_MONTH = "gpu_hours_per_month"
@@ -60,7 +60,7 @@ def _limits_hours(quotas: JsonObject) -> bool:
 
 
 def lock(session: Session, project_id: str, *, always: bool = False) -> Project:
-    """The project, locked if it has limits on concurrent resources.
+    """The project; locked if it has limits on concurrent resources, or if `always` is set.
 
     Raises:
         NotFound: it has been deleted.
@@ -85,7 +85,7 @@ def require_within_quota(session: Session, row: Project, spec: InstanceSpec, cou
 
 
 def _require_room(quota: Quota, request: Request, count: int = 1) -> None:
-    if over := rules.over_when_asked(quota, request, count):
+    if over := rules.over_when_queued(quota, request, count):
         raise exceeded(over)
 
 
@@ -150,22 +150,22 @@ def usage(session: Session, row: Project) -> Json:
     """A project's allocated plus pending resources and its GPU-hours, by quota name."""
     models = {name: 0 for name in concurrent_limits(row.quotas) if name.startswith(OF_MODEL)}
     (quota,) = _counted(session, {row.id: {**dict.fromkeys(_SHOWN, 0), **models}}).values()
-    held = {name: quota.placed.get(name, 0) + quota.waiting.get(name, 0) for name in quota.limits}
+    total = {name: quota.placed.get(name, 0) + quota.waiting.get(name, 0) for name in quota.limits}
     hours = _gpu_hours(session, [row.id], now())[row.id]
     return {
-        GPUS: _gpu_count(held[GPUS]),
-        "gpus_by_model": {name.removeprefix(OF_MODEL): _gpu_count(held[name]) for name in models},
-        INSTANCES: held[INSTANCES],
-        CPUS: held[CPUS] / 1000,
-        MEMORY: held[MEMORY],
-        DISK: held[DISK],
+        GPUS: _gpu_count(total[GPUS]),
+        "gpus_by_model": {name.removeprefix(OF_MODEL): _gpu_count(total[name]) for name in models},
+        INSTANCES: total[INSTANCES],
+        CPUS: total[CPUS] / 1000,
+        MEMORY: total[MEMORY],
+        DISK: total[DISK],
         "gpu_hours_today": hours.today,
         "gpu_hours_this_month": hours.this_month,
     }
 
 
 def _gpu_count(milli: int) -> float:
-    """In GPUs; whole GPUs as an integer, which earlier releases return."""
+    """In GPUs; whole GPUs as an integer, as earlier releases return them."""
     return milli // 1000 if milli % 1000 == 0 else milli / 1000
 
 
@@ -204,12 +204,12 @@ def _sums(session: Session, project_ids: Iterable[str]) -> Iterator[tuple[str, S
         .group_by(Instance.project_id, Instance.state)
     )
     for project_id, state, count, *amounts in session.execute(query):
-        of_columns = zip((GPUS, CPUS, MEMORY, DISK), amounts, strict=True)
-        yield project_id, state, {INSTANCES: count, **{name: int(of or 0) for name, of in of_columns}}
+        by_name = zip((GPUS, CPUS, MEMORY, DISK), amounts, strict=True)
+        yield project_id, state, {INSTANCES: count, **{name: int(sum_ or 0) for name, sum_ in by_name}}
 
 
 def _pending_alike(session: Session, project_ids: list[str]) -> Iterator[tuple[Request, int]]:
-    """The pending requests of the projects; equal ones are given once, with their number."""
+    """The pending requests of the projects. Equal requests are yielded once, with their number."""
     if not project_ids:
         return
     spec = Instance.spec

@@ -13,7 +13,7 @@ from mooring.scheduler.model import Request
 def of_spec(
     spec: InstanceSpec, project_id: str, project_selector: Mapping[str, str] | None = None
 ) -> Request:
-    """The request of an instance that does not exist: `instance_id` is empty and `queued_at` 0."""
+    """The request of an instance that does not exist yet: `instance_id` is empty and `queued_at` 0."""
     return of_columns("", project_id, 0, spec.model_dump(mode="json"), project_selector)
 
 
@@ -26,9 +26,9 @@ def of_columns(
 ) -> Request:
     """The request of a stored instance.
 
-    The spec is read as stored JSON: it was validated when it arrived, and building the model again in each
-    scheduling cycle would take ten times as long as the decision. An earlier release may have stored fewer
-    fields, so each has a default here.
+    The spec is read as stored JSON: it was validated when it arrived, and building the model again would take
+    ten times as long as the scheduler's decision. An earlier release may have stored fewer fields, so each
+    has a default here.
     """
     gpus = spec.get("gpus") or {}
     cpus = spec.get("cpus")

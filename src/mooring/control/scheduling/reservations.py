@@ -39,7 +39,7 @@ def create(
     """Choose GPUs and reserve them.
 
     Raises:
-        BadPeriod.
+        BadPeriod: it does not end after its start and in the future.
         InsufficientCapacity: too few GPUs are free; the fields say how many, and when enough will be.
     """
     begin = max(from_at or now(), now())
@@ -48,7 +48,7 @@ def create(
         id=new_id(ids.RESERVATION), project_id=project.id, name=name, asked=gpus, gpu_uuids=[],
         from_at=begin, to_at=to_at, version=1, created_at=now(),
     )  # fmt: skip
-    # Before the locks on placing and nodes: deleting the project takes them in this order.
+    # Before the placement lock and those of nodes: a delete of the project locks the project first, too.
     locks.project_key(session, project.id)
     # Lock before reading, so that no other transaction allocates what is seen here as free.
     locks.placing(session)
@@ -86,21 +86,21 @@ def _spec(session: Session, row: Reservation, cache: SchedulerCache) -> rules.Re
 def _choose(
     session: Session, cache: SchedulerCache, row: Reservation, kept: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Raises InsufficientCapacity."""
+    """Choose free GPUs, preferably those `kept`. Raises InsufficientCapacity."""
     nodes, spec = cache.nodes(session), _spec(session, row, cache)
-    there = rules.reservable_gpus(nodes, spec, but=row.id)
-    chosen = rules.choose(there, spec, kept)
+    reservable = rules.reservable_gpus(nodes, spec, ignored_id=row.id)
+    chosen = rules.choose(reservable, spec, kept)
     if chosen is None:
-        raise _insufficient(there, spec, rules.earliest(nodes, spec, but=row.id))
+        raise _insufficient(reservable, spec, rules.earliest(nodes, spec, ignored_id=row.id))
     return chosen
 
 
 def _insufficient(
-    there: rules.ReservableGpus, spec: rules.ReservationSpec, earliest: float | None
+    reservable: rules.ReservableGpus, spec: rules.ReservationSpec, earliest: float | None
 ) -> InsufficientCapacity:
     when = timestamp_of(earliest)
     hint = f"enough GPUs are free from {when} on" if when else "it is unknown when enough will be free"
-    most = there.most()
+    most = reservable.most()
     return InsufficientCapacity(
         f"cannot reserve {spec.gpus.gpu_count} such GPUs for all of that time, only {most}; {hint}",
         most=most,
@@ -127,7 +127,7 @@ def get(session: Session, access: Access, reservation_id: str) -> Reservation:
 
 
 def _locked(session: Session, access: Access, reservation_id: str) -> Reservation:
-    """As `get`, with the row and placing locked."""
+    """As `get`, with the placement lock and the row locked."""
     locks.placing(session)
     query = select(Reservation).where(Reservation.id == reservation_id).with_for_update()
     row = session.scalar(query.execution_options(populate_existing=True))
@@ -150,7 +150,7 @@ def patch(
     changes: Mapping[str, Any],
     if_match: int | None,
 ) -> Reservation:
-    """Change its name, start and end. It keeps those of its GPUs that are free at the new times.
+    """Change the name, start or end of a reservation. It keeps those of its GPUs that are free then.
 
     Raises:
         InvalidTransition: it has ended.
@@ -158,23 +158,24 @@ def patch(
     """
     row = _locked(session, access, reservation_id)
     concurrency.require_current_version("reservation", row.version, if_match)
-    before, was = _described(row), (row.from_at, row.to_at)
+    before = _described(row)
+    old_from, old_to = row.from_at, row.to_at
     if state_of(row) == "ended":
         raise InvalidTransition("the reservation has ended; create another one", state="ended")
     row.name = changes.get("name", row.name)
     row.from_at, row.to_at = changes.get("from_at", row.from_at), changes.get("to_at", row.to_at)
-    if (row.from_at, row.to_at) != was:
+    if (row.from_at, row.to_at) != (old_from, old_to):
         _require_valid_period(max(row.from_at, now()), row.to_at)
-        shorter = was[0] <= row.from_at and row.to_at <= was[1]
+        shorter = old_from <= row.from_at and row.to_at <= old_to
         _set_gpus(session, row, row.gpu_uuids if shorter else _choose(session, cache, row, row.gpu_uuids))
     row.version += 1
-    changed, became = audit_log.changes(before, _described(row))
-    audit_log.record(session, access, row.id, row.project_id, before=changed, after=became)
+    was, became = audit_log.changes(before, _described(row))
+    audit_log.record(session, access, row.id, row.project_id, before=was, after=became)
     return row
 
 
 def delete(session: Session, access: Access, reservation_id: str, if_match: int | None) -> None:
-    """Release its GPUs. Running instances keep running."""
+    """Delete a reservation, which releases its GPUs. Running instances keep running."""
     row = _locked(session, access, reservation_id)
     concurrency.require_current_version("reservation", row.version, if_match)
     row.deleted_at = now()
@@ -199,10 +200,10 @@ def state_of(row: Reservation) -> str:
     return "active" if at >= row.from_at else "scheduled"
 
 
-def with_lost_gpus(session: Session) -> list[str]:
-    """Ids of the reservations with a GPU that is no longer usable."""
-    active = select(Reservation).where(Reservation.deleted_at.is_(None), Reservation.to_at > now())
-    rows = session.scalars(active.order_by(Reservation.id)).all()
+def with_unusable_gpus(session: Session) -> list[str]:
+    """Ids of the reservations that have not ended and have a GPU that is no longer usable."""
+    query = select(Reservation).where(Reservation.deleted_at.is_(None), Reservation.to_at > now())
+    rows = session.scalars(query.order_by(Reservation.id)).all()
     still_usable = usable(session, rows)
     return [row.id for row in rows if not still_usable[row.id].issuperset(row.gpu_uuids)]
 
@@ -226,7 +227,7 @@ def usable(session: Session, rows: Sequence[Reservation]) -> dict[str, set[str]]
 
 
 def repair(session: Session, access: Access, cache: SchedulerCache, reservation_id: str) -> None:
-    """Replace its unusable GPUs if others are free for the rest of its time.
+    """Replace the unusable GPUs of a reservation, if others are free for the rest of its time.
 
     Does nothing if the reservation was deleted meanwhile or has ended.
     """
@@ -238,8 +239,8 @@ def repair(session: Session, access: Access, cache: SchedulerCache, reservation_
         return
     kept = usable(session, [row])[row.id]
     spec = _spec(session, row, cache)
-    found = rules.reservable_gpus(cache.nodes(session), spec, but=row.id, always=kept)
-    chosen = rules.choose(found, spec, kept)
+    reservable = rules.reservable_gpus(cache.nodes(session), spec, ignored_id=row.id, always=kept)
+    chosen = rules.choose(reservable, spec, kept)
     if chosen is not None and set(chosen) != set(row.gpu_uuids):
         _set_gpus(session, row, chosen)
         row.version += 1

@@ -32,10 +32,10 @@ def require_no_overrun(session: Session, row: Instance, began: datetime | None) 
     """Check that an instance ends, by its maximum duration, before others' reservations of its GPUs begin.
 
     Args:
-        began: from when its duration counts; None: from now.
+        began: the start, from which its maximum duration counts; None: now.
 
     Raises:
-        GpuReserved: another project has reserved one of its GPUs for an earlier time.
+        GpuReserved: another project has reserved one of its GPUs from a time before it ends.
     """
     if row.state not in HOLDS_GPUS:
         return

@@ -1,7 +1,7 @@
 """Recent usage of projects, which decays with a half-life: the basis of fair share.
 
-Usage is sampled: current allocations count for the whole time since the last sample. After a long gap they
-count from the start of the instance.
+Usage is sampled: current allocations count for the time since the last sample, or since they were made, if
+that was later.
 """
 
 from collections.abc import Iterable, Mapping
@@ -82,8 +82,8 @@ def _increases(
     """Allocations times seconds, by project.
 
     Args:
-        since_last: seconds since the last sample of a project. After a long gap (no sampling, or no
-            allocations) instances count from the time they were placed.
+        since_last: seconds since the last sample of a project. Instances that were placed later count since
+            their placement, but for at least `INTERVAL_S`.
     """
     found: dict[str, _Increase] = {}
     for running in (each for node in nodes for each in node.running):

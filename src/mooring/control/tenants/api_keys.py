@@ -54,7 +54,7 @@ class KeyRequest:
 
 
 def identify(session: Session, secret: str) -> tuple[Caller, bool]:
-    """The key's caller, and whether the recorded time of last use is more than a minute old.
+    """The key's caller, and whether to record the use, since none was recorded in the last minute.
 
     Raises:
         Unauthorized: it is unknown, revoked or expired; the error does not say which.
@@ -62,8 +62,8 @@ def identify(session: Session, secret: str) -> tuple[Caller, bool]:
     row = session.scalar(select(ApiKey).where(ApiKey.secret_hash == credentials.hashed(secret)))
     if row is None or not _is_valid(row) or not credentials.matches(secret, row.secret_hash):
         raise _unknown()
-    stale = row.last_used_at is None or row.last_used_at < now() - _LAST_USED_STEP
-    return _caller(session, row), stale
+    must_record = row.last_used_at is None or row.last_used_at < now() - _LAST_USED_STEP
+    return _caller(session, row), must_record
 
 
 def _is_valid(row: ApiKey) -> bool:
@@ -82,7 +82,6 @@ def _caller(session: Session, row: ApiKey) -> Caller:
         name=row.name,
         user_id=row.user_id,
         project_id=row.project_id,
-        role=row.role,
         permissions={row.project_id: held} if row.project_id else {},
         everywhere=NONE if row.project_id else held,
     )
@@ -124,7 +123,7 @@ def create(session: Session, access: Access, request: KeyRequest, default_projec
     Raises:
         NotFound: no such project or user that the caller may see.
         Forbidden: the key could do more, or last longer, than the caller's, or be for another user.
-        Invalid: it has no permissions, or mixes project and service-wide ones.
+        Invalid: codes `no_permissions`, `scope_of_no_project`, `no_membership`, `expired`.
     """
     project_id = _project(access, request, default_project)
     if project_id is not None:
@@ -135,7 +134,7 @@ def create(session: Session, access: Access, request: KeyRequest, default_projec
         _require_owner(access, project_id)
         _require_member(session, access, request.user_id, project_id)
     else:
-        _require_membership(session, request.user_id, project_id)
+        _require_own_membership(session, request.user_id, project_id)
     if not access.caller.may(Permission.OWN, project_id):
         _require_own_expiry(session, access, request.expires_at)
     if request.expires_at is not None and request.expires_at <= now():
@@ -183,7 +182,7 @@ def _require_own_expiry(session: Session, access: Access, expires_at: datetime |
         )
 
 
-def _require_membership(session: Session, user_id: str, project_id: str | None) -> None:
+def _require_own_membership(session: Session, user_id: str, project_id: str | None) -> None:
     """A role from a sign-on token ends with the token, which would leave the key without permissions."""
     user = session.get_one(User, user_id)
     if not user.is_admin and session.get(Member, (project_id, user_id)) is None:
@@ -224,20 +223,21 @@ def _described(row: ApiKey) -> dict[str, Any]:
 
 
 def visible(access: Access) -> ColumnElement[bool]:
-    """The keys that a caller may see: owners all keys of the project, others their own.
+    """The keys that a caller may see: owners see all keys of their projects, other callers their own keys.
 
-    A key (which an owner may have created for another user) sees that user's keys of its own project only.
+    If the caller is a key, "own" means the keys of the same user in the same project, since an owner may have
+    created that key for another user.
     """
     if access.caller.is_admin:
         return true()
     owned = {project for project, held in access.caller.permissions.items() if Permission.OWN in held}
-    mine = ApiKey.id == access.caller.id
+    own = ApiKey.id == access.caller.id
     if access.caller.user_id is not None:
-        theirs = ApiKey.user_id == access.caller.user_id
+        of_user = ApiKey.user_id == access.caller.user_id
         if access.caller.kind == "key":
-            theirs &= ApiKey.project_id.in_(access.caller.permissions)
-        mine = or_(mine, theirs)
-    return or_(mine, ApiKey.project_id.in_(owned))
+            of_user &= ApiKey.project_id.in_(access.caller.permissions)
+        own = or_(own, of_user)
+    return or_(own, ApiKey.project_id.in_(owned))
 
 
 def not_revoked() -> ColumnElement[bool]:
@@ -245,7 +245,7 @@ def not_revoked() -> ColumnElement[bool]:
 
 
 def get(session: Session, access: Access, key_id: str) -> ApiKey:
-    """Raises NotFound: it is unknown, revoked, or another user's."""
+    """Raises NotFound: it is unknown, revoked, or not visible to the caller."""
     return _found(session, _visible_key(access, key_id), key_id)
 
 
@@ -294,10 +294,10 @@ def identify_node(session: Session, credential: str) -> str:
 
 
 def install_admin_key(session: Session, given: str | None) -> str | None:
-    """At the first start, install an admin key: the operator's own, or a new one.
+    """Install the operator's admin key if it is not there; without one, a new key at the first start.
 
     Returns:
-        The new key, to be shown once; None if one was given or exists already.
+        The new key, to be shown once; None if a key was given or any exists already.
     """
     if given is not None:
         if session.scalar(select(ApiKey.id).where(ApiKey.secret_hash == credentials.hashed(given))) is None:
@@ -318,7 +318,7 @@ def _admin_key(secret: str) -> ApiKey:
     return row
 
 
-def names(session: Session, project_ids: Iterable[str]) -> dict[str, str]:
+def project_names(session: Session, project_ids: Iterable[str]) -> dict[str, str]:
     """Project id -> name."""
     query = select(Project.id, Project.name).where(Project.id.in_(set(project_ids)))
     return dict(session.execute(query).all())

@@ -30,7 +30,7 @@ class Encryptor:
     def __init__(self, keys: Sequence[str]) -> None:
         self._newest = Fernet(keys[0])
         self._fernet = MultiFernet([Fernet(key) for key in keys])
-        # The oldest key, so that fingerprints from before a rotation still match during it.
+        # The oldest key, so that fingerprints from before a rotation still match while both keys are set.
         self._fingerprint_key = keys[-1].encode()
 
     def encrypt(self, text: bytes) -> bytes:
@@ -72,10 +72,10 @@ def keys_in(data_dir: Path, name: str = KEY_FILE) -> list[str]:
 
 
 def check(session: Session, encryptor: Encryptor) -> None:
-    """Check at startup that the key is the database's. If a new key comes first, encrypt everything with it.
+    """Check at startup that a key is the database's. If a new key comes first, encrypt everything with that.
 
     Raises:
-        WrongEncryptionKey: it is a different key.
+        WrongEncryptionKey: no key is the database's, or one of the values needs another key.
     """
     row = session.scalars(select(ControlPlane)).one()
     if row.key_check is None:

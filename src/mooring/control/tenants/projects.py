@@ -42,7 +42,7 @@ def create(session: Session, access: Access, name: str, labels: JsonObject) -> P
 
 
 def _require_free_name(session: Session, name: str) -> None:
-    # The unique index decides. This check gives the common case a clear error.
+    # The unique index decides; this check gives the common case a clear error.
     if session.scalar(select(Project.id).where(Project.name == name, Project.deleted_at.is_(None))):
         raise NameTaken(f"a project named {name} exists; choose another name", name=name)
 
@@ -94,7 +94,8 @@ def patch(
     """Change some fields; `quotas` are merged, one limit at a time.
 
     Args:
-        reserved_names: names that sign-on grants roles by. With such a name an owner would admit those users.
+        reserved_names: project names that sign-on grants roles by. An owner must not choose one: it would let
+            the users with these roles into the project.
 
     Raises:
         Forbidden: only admins may set one of the fields, or this name.
@@ -145,11 +146,11 @@ def delete(
 ) -> None:
     """Delete a project with its keys, members, secrets, registries and reservations.
 
-    Its audit log and usage are kept.
+    Its audit log and the record of its GPU usage are kept.
 
     Raises:
         ProjectInUse: it has instances.
-        DefaultProject: requests of admins that name no project go there.
+        DefaultProject: it is the default project, which serves requests of admins that name none.
     """
     row = locked(session, access, project_id)
     concurrency.require_current_version("project", row.version, if_match)
@@ -173,8 +174,8 @@ def put_member(session: Session, access: Access, project_id: str, user_id: str, 
         NotFound: no such project or user.
     """
     locked(session, access, project_id)
-    # The lock that the new row's foreign key takes, but before reading: a concurrent delete of the user has
-    # either committed, or waits and then finds the membership.
+    # Takes the lock that the insert of the membership needs, before reading: a concurrent delete of the user
+    # has either committed, or waits and then finds the membership.
     user = session.get(User, user_id, with_for_update={"read": True, "key_share": True})
     if user is None or user.deleted_at is not None:
         raise NotFound(f"no user {user_id}")

@@ -1,4 +1,4 @@
-"""Credentials for image registries: write-only for users, sent to a node for one pull (R16)."""
+"""Credentials for image registries: write-only for users, sent to a node for a start (R16)."""
 
 import logging
 from collections.abc import Iterable

@@ -25,7 +25,7 @@ def of(session: Session) -> RegistryRules:
 
 
 def require(session: Session, project_id: str, registry: str, pointer: str) -> None:
-    """Raises RegistryNotAllowed: the registry is inside the operator's network.
+    """Raises RegistryNotAllowed if the rules do not allow the registry to the project.
 
     Args:
         registry: `host[:port]`.

@@ -19,7 +19,7 @@ from mooring.db.types import new_id, now
 
 log = logging.getLogger(__name__)
 
-# For one instance in total, encrypted: a value may be used many times, and an answer to a node is bounded.
+# Of all values of an instance together: it may use a value many times, and answers to nodes are bounded.
 MAX_BYTES = 1024 * 1024
 _CHUNK = 1000  # databases limit a query to some ten thousand parameters
 
@@ -79,8 +79,8 @@ def require(session: Session, project_id: str, spec: InstanceSpec) -> None:
     """Check that the secrets that a spec references exist, so that its node can start it.
 
     Raises:
-        UnknownSecret: a variable names one that the project does not have;
-            `secrets_too_large`: the values together exceed `MAX_BYTES`.
+        UnknownSecret: a variable names a secret that the project does not have.
+        SecretsTooLarge: the values, encrypted, exceed `MAX_BYTES` together.
     """
     wanted = references(spec)
     if not wanted:

@@ -21,7 +21,7 @@ from mooring.db.tables import Instance, ProjectStorage
 from mooring.db.types import JsonObject, now
 from mooring.schemas.base import timestamp
 
-# Per row that a request writes: other columns, indexes, events and the audit log entry.
+# Counted for each row that a request writes: other columns, indexes, events and the audit log entry.
 ROW_BYTES: Final = 2048
 _PENDING = "mooring.storage"
 
@@ -63,7 +63,7 @@ def add(session: Session, project_id: str, *, stored: int, written: int | None =
 
 
 def add_answer(session: Session, project_id: str | None, written: int) -> None:
-    """Count an answer that is stored for replay. Never raises, since the request was already carried out."""
+    """Count an answer that is stored for replay. On its own, it never makes `enforce` reject a request."""
     if project_id is not None:
         _pending(session).written[project_id] += written
 
@@ -92,7 +92,7 @@ _ADD = text(
 
 
 def enforce(session: Session, limits: StorageLimits) -> None:
-    """Add the transaction's counts to the project's when it ends, and check the limits.
+    """When the transaction ends, add its counts to those of the projects, and check the limits.
 
     Raises, at the end of the transaction:
         QuotaExceeded: the project would exceed its stored bytes; `quota` is `stored_bytes`.
@@ -143,10 +143,10 @@ def _require_within(limits: StorageLimits, row: Row[Any], stored: int, written: 
 
 def subtract(session: Session, freed: Mapping[str, int]) -> None:
     """Subtract the bytes of purged rows, by project."""
-    row = ProjectStorage
     for project_id in sorted(freed):
-        left = row.stored_bytes - freed[project_id]
-        session.execute(update(row).where(row.project_id == project_id).values(stored_bytes=left))
+        left = ProjectStorage.stored_bytes - freed[project_id]
+        of_project = ProjectStorage.project_id == project_id
+        session.execute(update(ProjectStorage).where(of_project).values(stored_bytes=left))
 
 
 def above_half(session: Session, limits: StorageLimits) -> list[tuple[str, int]]:

@@ -71,7 +71,7 @@ def _described(row: User) -> dict[str, Any]:
 
 
 def delete(session: Session, access: Access, user_id: str, if_match: int | None) -> None:
-    """Delete a user, their keys and memberships. Their instances keep running: those belong to the project.
+    """Delete a user with their keys and memberships. Instances keep running, since they belong to projects.
 
     Raises:
         NotFound, PreconditionFailed.

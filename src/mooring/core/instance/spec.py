@@ -107,10 +107,10 @@ class SecretReference(_SpecModel):
     secret: SecretName
 
 
-# R7: `standard` is enough for apt, pip and sshd as root; `strict` has no capabilities.
+# Security rule R7: `standard` is enough for apt, pip and sshd as root; `strict` has no capabilities.
 SecurityProfile = Literal["standard", "strict"]
 
-# Limit for env, command and entrypoint together: every answer about an instance carries them.
+# Limit for env, command and entrypoint together, because every answer about an instance contains them.
 MAX_TEXT_BYTES = 256 * 1024
 
 RESERVED_ENV_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_AUDIT"})
@@ -118,12 +118,12 @@ RESERVED_ENV_PREFIXES = ("NVIDIA_", "CUDA_MPS_", "DOCKER_RESOURCE_", "MOORING_")
 
 
 def is_reserved_env(name: str) -> bool:
-    """Whether only the agent may set this variable (security rule R4): most select GPUs or fake them."""
+    """Whether users may not set this variable (security rule R4): most of them select GPUs or shares."""
     return name in RESERVED_ENV_NAMES or name.startswith(RESERVED_ENV_PREFIXES)
 
 
 class InstanceSpec(_SpecModel):
-    """What the user asked for. Stored unchanged; the whole request that scheduler and node work from."""
+    """What the user asked for. A PATCH changes only CHANGEABLE_FIELDS of the stored spec."""
 
     image: ImageReference
     command: Annotated[list[LongText] | None, Field(max_length=1024)] = None
@@ -137,11 +137,11 @@ class InstanceSpec(_SpecModel):
     gpus: GpuRequest = GpuRequest()
     cpus: Annotated[
         float | None,
-        Field(ge=0.01, le=4096, description="null: in proportion to its GPUs on the node; without GPUs 1"),
+        Field(ge=0.01, le=4096, description="null: in proportion to its GPUs on the node; 1 without GPUs"),
     ] = None
     memory_mib: Annotated[
         int | None,
-        Field(ge=6, le=2**31, description="null: in proportion to its GPUs on the node; without GPUs 1024"),
+        Field(ge=6, le=2**31, description="null: in proportion to its GPUs on the node; 1024 without GPUs"),
     ] = None
     shm_mib: Annotated[
         int | None, Field(ge=1, le=2**31, description="shared memory; null: half of memory_mib")
@@ -180,7 +180,7 @@ class InstanceSpec(_SpecModel):
         if reserved := sorted(filter(is_reserved_env, env)):
             raise PydanticCustomError(
                 "reserved_env",
-                "{names} is set by Mooring itself; remove it from env",
+                "env must not contain {names}, which only Mooring itself may set",
                 {"names": ", ".join(reserved)},
             )
         return env
@@ -203,7 +203,7 @@ CHANGEABLE_FIELDS = ("max_duration_s", "priority")
 
 
 def not_supported_yet(field: str, hint: str) -> PydanticCustomError:
-    """The error for a field that the contract has and this release does not implement."""
+    """The error for a field that the API has, but this release does not implement."""
     return PydanticCustomError(
         "not_supported_yet", "{field} is not supported yet: {hint}", {"field": field, "hint": hint}
     )
@@ -237,7 +237,7 @@ class InstanceTemplate(InstanceSpec):
     @field_validator("working_dir")
     @classmethod
     def _no_kernel_path(cls, working_dir: str | None) -> str | None:
-        """Checked in requests only: stored specs are read unchanged, and the node rejects such a path."""
+        """Checked in requests only: a stored spec remains readable, and the node rejects such a path."""
         if working_dir is not None and is_kernel_path(normal_path(working_dir)):
             raise PydanticCustomError(
                 "working_dir_not_allowed",
@@ -246,7 +246,7 @@ class InstanceTemplate(InstanceSpec):
         return working_dir
 
     @model_validator(mode="after")
-    def _only_supported(self) -> Self:
+    def _not_too_large_and_supported(self) -> Self:
         if self._text_bytes() > MAX_TEXT_BYTES:
             raise PydanticCustomError(
                 "spec_too_large",
@@ -272,4 +272,4 @@ class InstanceRequest(InstanceTemplate):
     """The body of a create request: the spec, and fields that only the control plane reads."""
 
     name: Name | None = None
-    project_id: Annotated[Text | None, Field(max_length=64, description="null: your own project")] = None
+    project_id: Annotated[Text | None, Field(max_length=64, description="null: your default project")] = None

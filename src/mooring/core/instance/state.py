@@ -1,9 +1,11 @@
 """The lifecycle of an instance: states, their reasons, and the state that follows from a node's report.
 
+The usual transitions (`TRANSITIONS` has all):
+
     pending -> scheduled -> starting -> running -> stopping -> stopped
        |           |            |          |  \\
        |           |            |          |   `-> succeeded (exit 0) | failed (other exit, with a reason)
-       `-----------+------------+----------+--> failed;  unreachable <-> any that holds GPUs (node silent)
+       `-----------+------------+----------+--> failed;  unreachable <-> states that hold GPUs (node silent)
     start: stopped | succeeded | failed -> pending.   delete: any -> (stopping ->) deleted
 """
 
@@ -31,7 +33,7 @@ class State(StrEnum):
 
 
 class DesiredState(StrEnum):
-    """What the user wants. Only API operations and deadlines write it."""
+    """The state that the instance should reach. API operations, deadlines and preemption set it."""
 
     RUNNING = "running"
     STOPPED = "stopped"
@@ -41,7 +43,7 @@ class DesiredState(StrEnum):
 HOLDS_GPUS = frozenset({State.SCHEDULED, State.STARTING, State.RUNNING, State.STOPPING, State.UNREACHABLE})
 ENDED = frozenset({State.STOPPED, State.SUCCEEDED, State.FAILED})
 
-_FINAL = {State.STOPPED, State.SUCCEEDED, State.FAILED, State.DELETED}
+_FINAL = ENDED | {State.DELETED}
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.PENDING: frozenset({State.SCHEDULED, State.STOPPED, State.FAILED, State.DELETED}),
     # scheduled -> stopping: stopped before the node's first report.
@@ -96,7 +98,7 @@ def after_report(
 
     Args:
         began: whether the node has reported this attempt as running before. Only then does an absent
-            container mean that it was lost; otherwise the node has not created it yet.
+            container mean that the container was lost; otherwise the node has not created it yet.
     """
     if desired is not DesiredState.RUNNING:
         return _after_report_when_stopping(desired, phase)
@@ -107,7 +109,7 @@ def after_report(
     if phase is Phase.EXITED:
         return State.SUCCEEDED if exit_code == 0 else State.FAILED
     if phase is Phase.ABSENT and not began:
-        # The node is reachable again and is about to start it.
+        # The node is reachable again and is about to start the attempt.
         return State.STARTING if state is State.UNREACHABLE else state
     return State.FAILED
 

@@ -1,4 +1,4 @@
-"""The tables. Data that SQL filters, joins, sums or constrains has columns; data only shown is JSON."""
+"""The tables. Data that SQL filters, joins, sums or constrains has columns; most other data is JSON."""
 
 from mooring.db.tables.base import Base
 from mooring.db.tables.history import (

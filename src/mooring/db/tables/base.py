@@ -1,4 +1,4 @@
-"""Shared by all tables: constraint names, and column types for both databases."""
+"""What all tables share: constraint names, column types for both databases, and partial indexes."""
 
 from datetime import datetime
 from enum import StrEnum

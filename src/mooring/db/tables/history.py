@@ -1,4 +1,4 @@
-"""Events, the audit log, and stored answers."""
+"""The control plane's own row, events, the audit log, and stored answers."""
 
 from datetime import datetime
 
@@ -24,7 +24,7 @@ class ControlPlane(Base):
     key_check: Mapped[bytes | None] = mapped_column(LargeBinary)
     # Id of the key that signs the audit log: detects a wrong key at startup.
     audit_key_id: Mapped[str | None]
-    # The highest `seq` of an event that was purged early, with its instance.
+    # The highest `seq` of the events that were purged with their instance, before their own retention ended.
     events_purged_to: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
 
@@ -103,7 +103,7 @@ class AuditHead(Base):
     number: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=False)
     at: Mapped[datetime]
     last_link: Mapped[int] = mapped_column(BigId)
-    # The number of links that it covers.
+    # The number of links that the head covers.
     links: Mapped[int] = mapped_column(BigId)
     hash: Mapped[str]
 
@@ -130,7 +130,7 @@ class IdempotencyKey(Base):
 
 
 class IdempotencyUsage(Base):
-    """Bytes of stored answers of a caller or a project."""
+    """Bytes of stored answers of a holder: a caller or a project."""
 
     __tablename__ = "idempotency_usage"
 

@@ -1,4 +1,4 @@
-"""Nodes, their GPUs, and join tokens."""
+"""Nodes, their GPUs, join tokens, and requests for streams."""
 
 from datetime import datetime
 from typing import Any
@@ -38,28 +38,28 @@ class Node(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str]
     credential_hash: Mapped[str] = mapped_column(unique=True)
-    # Fetched by the node but not used yet: both credentials are valid until then (R20).
+    # A new credential that the node has fetched. Both are valid until its first use (security rule R20).
     next_credential_hash: Mapped[str | None] = mapped_column(unique=True)
     renewal_due: Mapped[bool] = mapped_column(default=False)
     cordoned: Mapped[bool] = mapped_column(default=False)
     draining: Mapped[bool] = mapped_column(default=False)
     # Ids of the projects whose instances may be placed here; null: all.
     reserved_for: Mapped[list[Any] | None]
-    # Incremented by each change of an admin.
+    # Incremented by each change by an admin.
     version: Mapped[int] = mapped_column(default=1)
     drain_deadline_at: Mapped[datetime | None]
     silent: Mapped[bool] = mapped_column(default=True)
     problem: Mapped[JsonObject | None]
     # The effective facts: as reported, limited to what is approved (control/nodes/approval.py).
     facts: Mapped[JsonObject | None]
-    # Null until the first report. GPUs are under `gpus`, by UUID.
+    # The approved facts, and those of GPUs by UUID under the key `gpus`; null until the first report.
     approved: Mapped[JsonObject | None]
     # Differences between the last report and what is approved; null: none.
     difference: Mapped[list[Any] | None]
     # Written by each report, read for metrics only.
     samples: Mapped[list[Any]] = mapped_column(default=list, deferred=True)
     orphans: Mapped[list[Any]] = mapped_column(default=list)
-    # The newest agent's session and its last applied report; older ones are rejected or skipped.
+    # The newest agent's session and the `seq` of its last applied report; older sessions are rejected.
     session: Mapped[int] = mapped_column(default=0)
     seq: Mapped[int] = mapped_column(BigInteger, default=0)
     # Incremented by each change of the node's desired state. A report with a lower generation says nothing
@@ -94,18 +94,19 @@ class Gpu(Base):
     health_reason: Mapped[JsonObject | None]
     # The project whose instance `health_reason` is about; null: none or several.
     reason_project_id: Mapped[str | None]
+    # Ids of the newest applied incident and fault: the agent may report the same ones again.
     last_incident_id: Mapped[str | None]
     last_fault_id: Mapped[str | None]
-    # It has a warning, so it is used only if nothing else fits.
+    # The GPU has a warning, so it is used only if no other GPU fits.
     placed_last: Mapped[bool] = mapped_column(default=False, server_default=false())
     simulated: Mapped[bool]
-    # Written only by the triggers on `allocations`. `held_by` is null if unallocated or for MIG devices.
+    # Written only by the triggers on `allocations`. `held_by` is the project; null: none, or MIG devices.
     milli_held: Mapped[int] = mapped_column(default=0)
     held_by: Mapped[str | None]
 
 
 class GpuCondition(Base):
-    """A current problem of a GPU. `project_id` is set for application faults, else empty."""
+    """A current problem of a GPU. `project_id` is set for application faults, otherwise empty."""
 
     __tablename__ = "gpu_conditions"
 
@@ -117,7 +118,7 @@ class GpuCondition(Base):
     since: Mapped[datetime]
     last_at: Mapped[datetime] = mapped_column(index=True)
     count: Mapped[int]
-    # It ends only when the node no longer lists it.
+    # Whether the condition ends only when the node no longer lists it.
     standing: Mapped[bool]
 
 
@@ -134,7 +135,7 @@ class GpuIncident(Base):
     severity: Mapped[str]
     action: Mapped[str]
     message: Mapped[str]
-    # The project and instance that had it then; null: none or several.
+    # The project and instance that had the GPU then; null: none or several.
     project_id: Mapped[str | None]
     instance_id: Mapped[str | None]
     since: Mapped[datetime]
@@ -143,7 +144,7 @@ class GpuIncident(Base):
 
 
 class Stream(Base):
-    """A request for logs or an exec that the node has not connected for yet."""
+    """A request for logs or an exec for which the node has not connected yet."""
 
     __tablename__ = "streams"
 

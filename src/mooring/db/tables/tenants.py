@@ -25,7 +25,7 @@ class Project(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str]
     labels: Mapped[JsonObject]
-    # As schemas/projects.py: Quotas; absent or null: unlimited.
+    # As QuotaValues in schemas/projects.py; absent or null: unlimited.
     quotas: Mapped[JsonObject]
     weight: Mapped[float] = mapped_column(Float)
     # Patterns of core/images.py; null: all images.
@@ -33,7 +33,7 @@ class Project(Base):
     security_profile: Mapped[str]
     # The highest priority that its instances may have; null: any.
     max_priority: Mapped[int | None]
-    # The number of GPUs that it may reclaim from borrowers; null: none.
+    # The number of GPUs that it may reclaim from projects beyond their guarantee; null: none.
     guaranteed_gpus: Mapped[int | None]
     gpu_sharing: Mapped[bool] = mapped_column(default=False)
     host_network: Mapped[bool] = mapped_column(default=False)
@@ -76,13 +76,13 @@ class Member(Base):
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
     user_id: Mapped[str] = mapped_column(ForeignKey("users.id"), primary_key=True, index=True)
     role: Mapped[Role] = mapped_column()
-    # False: an owner added the user without asking. It never decides where the user's requests go.
+    # False: an owner added the user without asking, so this membership does not affect the default project.
     by_admin: Mapped[bool] = mapped_column(default=True)
     created_at: Mapped[datetime]
 
 
 class ApiKey(Base):
-    """A key of a project, or of none (admins). With a user it can do no more than that user."""
+    """A key of a project, or a key for the whole service. A user's key can do no more than the user."""
 
     __tablename__ = "api_keys"
     __table_args__ = (Index("ix_api_keys_project_id_id", "project_id", "id"),)

@@ -50,8 +50,8 @@ class Instance(Base):
     gpu_count: Mapped[int]
     gpu_milli: Mapped[int]
     priority: Mapped[int]
-    # Its rank in the instance group, from 0.
     group_id: Mapped[str | None] = mapped_column(ForeignKey("instance_groups.id"), index=True)
+    # From 0.
     group_rank: Mapped[int | None]
     state: Mapped[State] = mapped_column()
     desired_state: Mapped[DesiredState] = mapped_column()
@@ -66,9 +66,9 @@ class Instance(Base):
     cpu_milli: Mapped[int | None]
     memory_mib: Mapped[int | None]
     disk_mib: Mapped[int | None]
-    # How it was placed: see `Granted` in schemas/instances.py.
+    # How the instance was placed: see `Granted` in schemas/instances.py.
     placed_as: Mapped[JsonObject | None]
-    # It was preempted and is queued again when it has ended.
+    # Whether the instance was preempted and is queued again when its container is gone.
     requeue: Mapped[bool] = mapped_column(default=False)
     # How often the node fetched the secrets and registry credentials of an attempt.
     handout_attempt: Mapped[int | None]
@@ -90,7 +90,7 @@ class Instance(Base):
 
     @hybrid_property
     def preemptible(self) -> bool:
-        """As in the spec; earlier releases stored none."""
+        """As in the spec; false if an earlier release, which did not have the field, stored the spec."""
         return bool(self.spec.get("preemptible"))
 
     @preemptible.inplace.expression
@@ -100,10 +100,10 @@ class Instance(Base):
 
 
 class Allocation(Base):
-    """What one attempt has of one GPU, from its start to its end: both the lock and the usage ledger.
+    """What one attempt has of one GPU, from placement to release. The table is also the ledger of usage.
 
-    Triggers update `gpus.milli_held` and `gpus.held_by` from the rows without an end, so that the check
-    constraints there prevent allocating a GPU twice.
+    Triggers update `gpus.milli_held` and `gpus.held_by` from the rows without an end. They and the check
+    constraint on `milli_held` prevent allocating a GPU twice.
     """
 
     __tablename__ = "allocations"
@@ -124,7 +124,7 @@ class Allocation(Base):
     instance_id: Mapped[str]
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     attempt: Mapped[int]
-    # Thousandths of the GPU; for a MIG device, what it counts as.
+    # Thousandths of the GPU; for a MIG device, its size as in `mig_milli` of core/gpu.py.
     milli: Mapped[int]
     mig_uuid: Mapped[str | None]
     from_at: Mapped[datetime]
@@ -215,7 +215,7 @@ class Reservation(Base):
     name: Mapped[str]
     # The request, as in schemas/reservations.py.
     asked: Mapped[JsonObject]
-    # The chosen GPUs; lost ones are replaced.
+    # The chosen GPUs; unhealthy ones are replaced.
     gpu_uuids: Mapped[list[Any]]
     from_at: Mapped[datetime]
     to_at: Mapped[datetime]

@@ -1,30 +1,30 @@
 """Plans for units that do not fit now: wait for stopping instances, preempt others, or get a backfill slot.
 
-The cheapest is tried first. A backfill slot relies on the declared ends of running instances.
+They are tried in this order. A backfill slot relies on the declared ends of running instances.
 """
 
 from dataclasses import replace
 from math import inf
 
 from mooring.scheduler.backfill.planner import BackfillPlanner, StartTimes
-from mooring.scheduler.backfill.timeline import BackfillSlot, expected_end, in_the_way, start_on
+from mooring.scheduler.backfill.timeline import BackfillSlot, ended_by, expected_end, start_on
 from mooring.scheduler.cluster import ClusterState
-from mooring.scheduler.feasibility.gpu_rules import Ask, ask_of
+from mooring.scheduler.feasibility.gpu_rules import GpuKey, gpu_key
 from mooring.scheduler.gangs import gangs
 from mooring.scheduler.gangs.start_time import gang_start
 from mooring.scheduler.model import Eviction, Request, Snapshot
 from mooring.scheduler.node_changes import without
 from mooring.scheduler.packing.search import Key, find
 from mooring.scheduler.preemption import Preemption
-from mooring.scheduler.queue import Shares
+from mooring.scheduler.queue import ProjectShares
 from mooring.scheduler.units import Unit
 
-# Units with a slot under conservative backfill; those further back get none. On eight nodes 40 slots take
-# 0.3 s of a cycle, and 100 nearly 3 s: the slots of a node are compared with each other.
+# The most units that get a slot by declared ends; those further back get none. On eight nodes, 40 slots take
+# 0.3 s of a cycle, and 100 nearly 3 s, because the slots of a node are compared with each other.
 MAX_CONSERVATIVE = 40
-# Units for which a cycle plans evictions. Others are helped by the next cycle.
+# The most units for which a cycle plans evictions. Others wait for the next cycle.
 _MAX_PREEMPTORS = 8
-# Failed slot searches per cycle. Units further back are left for the next cycle.
+# The most failed searches for a slot per cycle. Units further back wait for the next cycle.
 _MAX_FAILURES = 16
 
 
@@ -34,7 +34,7 @@ class DeferralPlanner:
         snapshot: Snapshot,
         start_times: StartTimes,
         cluster: ClusterState,
-        shares: Shares,
+        shares: ProjectShares,
         backfill: BackfillPlanner,
     ) -> None:
         self.evictions: list[Eviction] = []
@@ -43,58 +43,58 @@ class DeferralPlanner:
         self._start_times = start_times
         self._cluster = cluster
         self._backfill = backfill
-        self._preemption = Preemption(cluster, snapshot.at, snapshot.policy, shares, backfill)
+        self._preemption = Preemption(cluster, snapshot, shares, backfill)
         self._preemptors = 0
-        self._without_help: set[Key] = set()
-        self._without_start: set[Key] = set()
+        self._failed_to_free: set[Key] = set()  # keys of units, for `_slots_by_freeing`
+        self._without_start: set[Key] = set()  # keys of units, for `_slots_by_declared_ends`
         self._failures = 0
         self._planned = 0
         self.with_slots: list[str] = []  # as `SchedulingPlan.with_slots`
-        self._covered: set[int] = set()  # node kinds that a unit further ahead waits for
-        self._kinds_of: dict[Ask, frozenset[int]] = {}  # results of `_kinds_for`
+        self._covered: set[int] = set()  # node kinds that a unit with a slot by declared ends could use
+        self._kinds_of: dict[GpuKey, frozenset[int]] = {}  # results of `_kinds_for`
 
     def defer(self, unit: Unit) -> bool:
         """Add backfill slots for the unit, and return whether there are any.
 
-        A unit that waits for its project's quota, or could never fit, gets none.
+        A unit gets none if it waits for its project's quota, could never fit, or is too far back.
         """
         if gangs.over_quota(unit):
             return False
-        first = self._is_head(unit)
-        helped = self._helped(unit)
-        parts = helped or self._backfill_slots(unit)
-        if not parts:
+        is_head = self._is_head(unit)
+        freed = self._slots_by_freeing(unit)
+        slots = freed or self._slots_by_declared_ends(unit)
+        if not slots:
             return False
-        self._backfill.add(unit, parts)
-        if helped or first:
+        self._backfill.add(unit, slots)
+        if freed or is_head:
             self.with_slots.extend(member.instance_id for member in unit.members)
         return True
 
-    # ---- room by stopping or evicting instances
+    # ---- resources of stopping or evicted instances
 
-    def _helped(self, unit: Unit) -> list[BackfillSlot] | None:
+    def _slots_by_freeing(self, unit: Unit) -> list[BackfillSlot] | None:
         key = (*gangs.key(self._cluster, unit), unit.priority)
-        if key in self._without_help:
+        if key in self._failed_to_free:
             return None
-        parts = self._by_stopping(unit) or self._by_eviction(unit)
-        if not parts:
-            self._without_help.add(key)
-        return parts
+        slots = self._by_stopping(unit) or self._by_eviction(unit)
+        if not slots:
+            self._failed_to_free.add(key)
+        return slots
 
     def _by_stopping(self, unit: Unit) -> list[BackfillSlot] | None:
         """Slots where the unit fits once the stopping instances are gone."""
         stopping = [index for index in sorted(self._cluster.with_stopping) if self._last_stop(index) < inf]
         if not stopping:
             return None
-        return (
-            self._one_by_stopping(unit.first, stopping) if unit.gang is None else self._gang(unit, stopping)
-        )
+        if unit.gang is None:
+            return self._request_by_stopping(unit.first, stopping)
+        return self._gang_by_stopping(unit, stopping)
 
     def _last_stop(self, index: int) -> float:
         node = self._cluster.node(index)
         return max(expected_end(each, self._at) for each in node.running if each.stopping)
 
-    def _one_by_stopping(self, request: Request, stopping: list[int]) -> list[BackfillSlot] | None:
+    def _request_by_stopping(self, request: Request, stopping: list[int]) -> list[BackfillSlot] | None:
         found: list[tuple[float, str, int]] = []
         for index in stopping:
             node = self._cluster.node(index)
@@ -104,9 +104,9 @@ class DeferralPlanner:
         if not found:
             return None
         start, _id, index = min(found)
-        return [BackfillSlot(request, index, start, in_the_way(self._cluster.node(index), start, self._at))]
+        return [BackfillSlot(request, index, start, ended_by(self._cluster.node(index), start, self._at))]
 
-    def _gang(self, unit: Unit, stopping: list[int]) -> list[BackfillSlot] | None:
+    def _gang_by_stopping(self, unit: Unit, stopping: list[int]) -> list[BackfillSlot] | None:
         until = max(self._last_stop(index) for index in stopping)
         with self._cluster.what_if():
             for index in stopping:
@@ -119,7 +119,7 @@ class DeferralPlanner:
                 members[each.placement.instance_id],
                 each.index,
                 until,
-                in_the_way(self._cluster.node(each.index), until, self._at),
+                ended_by(self._cluster.node(each.index), until, self._at),
             )
             for each in found or ()
         ]
@@ -134,49 +134,49 @@ class DeferralPlanner:
             return None
         self._preemptors += 1
         self.evictions.extend(planned.evictions)
-        return list(planned.parts)
+        return list(planned.slots)
 
     def _fits_but_for_others(self, unit: Unit) -> bool:
-        """Whether only the slots of units ahead keep it out. Then it waits its turn and evicts nothing."""
+        """Whether only slots of units ahead keep a request out: then it evicts nothing. False for gangs."""
         return unit.gang is None and find(self._cluster, unit.first, self._at) is not None
 
-    # ---- backfill slots
+    # ---- declared ends
 
-    def _backfill_slots(self, unit: Unit) -> list[BackfillSlot] | None:
+    def _slots_by_declared_ends(self, unit: Unit) -> list[BackfillSlot] | None:
         key = gangs.key(self._cluster, unit)
         if key in self._without_start or self._failures >= _MAX_FAILURES:
             return None
         conservative = self._snapshot.policy.backfill == "conservative"
         if self._planned >= MAX_CONSERVATIVE or not (conservative or self._is_head(unit)):
             return None
-        parts = self._first(unit)
-        if parts:
+        slots = self._earliest_slots(unit)
+        if slots:
             self._planned += 1
             self._covered |= self._kinds(unit)
         else:
             self._failures += 1
             self._without_start.add(key)
-        return parts
+        return slots
 
     def _is_head(self, unit: Unit) -> bool:
-        """Whether no deferred unit ahead could use any of the nodes that it could use."""
+        """Whether no unit ahead with a slot by declared ends could use a node that this unit could use."""
         return self._covered.isdisjoint(self._kinds(unit))
 
     def _kinds(self, unit: Unit) -> frozenset[int]:
         return frozenset[int]().union(*map(self._kinds_for, unit.members))
 
     def _kinds_for(self, member: Request) -> frozenset[int]:
-        """The node kinds that have what it asks for, in use or not."""
+        """The node kinds with suitable GPUs, in use or not; all for a request without GPUs."""
         if not member.gpu_count:
             return frozenset(range(len(self._cluster.kinds)))
-        key = ask_of(member)
+        key = gpu_key(member)
         if key not in self._kinds_of:
             self._kinds_of[key] = frozenset(
                 number for number, of_kind in enumerate(self._cluster.suitable(member)) if of_kind.models
             )
         return self._kinds_of[key]
 
-    def _first(self, unit: Unit) -> list[BackfillSlot] | None:
+    def _earliest_slots(self, unit: Unit) -> list[BackfillSlot] | None:
         if unit.gang is not None:
             return gang_start(self._cluster, self._start_times, unit, self._at, self._backfill)
         first = self._start_times.first(unit.first, self._at, self._backfill)
@@ -185,5 +185,5 @@ class DeferralPlanner:
         return [first] if first else None
 
     def _overdue(self, unit: Unit) -> bool:
-        """Whether it has waited so long that a node is drained for it."""
+        """Whether the unit has waited so long that a node is drained for it."""
         return self._at.now - unit.queued_at > self._snapshot.policy.overdue_after_s

@@ -10,24 +10,24 @@ from math import inf
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.model import Forecast, Snapshot
 from mooring.scheduler.packing.search import find
-from mooring.scheduler.queue import Ahead, Rank, SchedulingQueue, Shares, because
+from mooring.scheduler.queue import Ahead, ProjectShares, Rank, SchedulingQueue, because
 from mooring.scheduler.schedule import SchedulingCycle
 from mooring.scheduler.units import units_of
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class QueueOrder:
     """The pending instances in queue order; members of a gang are adjacent."""
 
     instance_ids: tuple[str, ...]
-    ranks: tuple[Rank, ...]
+    ranks: tuple[Rank, ...]  # of the instances
 
     def position(self, instance_id: str) -> int:
-        """From 1. Raises ValueError if it is not pending."""
+        """The position from 1. Raises ValueError if the instance is not pending."""
         return self.instance_ids.index(instance_id) + 1
 
     def ahead(self, instance_id: str, most: int = 20) -> tuple[Ahead, ...]:
-        """The first instances ahead of it, and the rule that puts each there; without its own gang."""
+        """The first `most` instances ahead of it, without its own gang, and the rule that puts each there."""
         index = self.instance_ids.index(instance_id)
         own_rank = self.ranks[index]
         others = (
@@ -38,24 +38,24 @@ class Line:
         return tuple(islice(others, most))
 
 
-def line(snapshot: Snapshot, cache: CycleCache | None = None) -> Line:
+def queue_order(snapshot: Snapshot, cache: CycleCache | None = None) -> QueueOrder:
     """The queue at the start of a scheduling cycle."""
     cache = cache or CycleCache()
     cache.update(snapshot.nodes)
-    shares = Shares(snapshot, cache.cluster.held, cache.cluster.total)
+    shares = ProjectShares(snapshot, cache.cluster.held, cache.cluster.total)
     queue = SchedulingQueue(snapshot, units_of(snapshot.requests), shares)
     ordered = [(member, queue.rank(unit)) for unit in queue for member in unit.members]
-    return Line(tuple(member.instance_id for member, _ in ordered), tuple(rank for _, rank in ordered))
+    return QueueOrder(tuple(member.instance_id for member, _ in ordered), tuple(rank for _, rank in ordered))
 
 
 class Forecasts:
-    """When each pending instance starts if each one ahead starts at its earliest time.
+    """When each pending instance starts if each one ahead of it starts at its earliest time.
 
-    It is based on the declared ends of the instances in `waits_for`. `starts_at` is None if one in the way
-    has no declared end, if it waits for a quota or an unknown event, or if too many instances are ahead.
+    A forecast is based on the declared ends of the instances in its `waits_for`. Its `starts_at` is None if
+    that depends on an instance without a declared end or on a quota, or if too many instances are ahead.
 
     Args:
-        cache: not used by others in the meantime: it has the state of the queue simulated so far.
+        cache: must not be used by others: it contains the state of the queue simulated so far.
     """
 
     def __init__(self, snapshot: Snapshot, cache: CycleCache) -> None:
@@ -63,33 +63,33 @@ class Forecasts:
         self._now = snapshot.now
         self._cycle = SchedulingCycle(replace(snapshot, policy=policy), cache)
         self._steps = self._cycle.steps()
-        self._placements = 0  # recorded so far, as `_forecasts`
-        self._forecasts = 0
+        self._placements_seen = 0
+        self._forecasts_seen = 0
         self._decided: set[str] = set()
-        self._known: dict[str, Forecast] = {}
+        self._forecasts: dict[str, Forecast] = {}
 
     def of(self, instance_id: str) -> Forecast:
         """Simulate the queue up to the instance, unless an earlier call did."""
         while instance_id not in self._decided and (unit := next(self._steps, None)) is not None:
             self._decided.update(member.instance_id for member in unit.members)
             self._record()
-        return self._known.get(instance_id, Forecast(instance_id, None, (), ()))
+        return self._forecasts.get(instance_id, Forecast(instance_id, None, (), ()))
 
     def _record(self) -> None:
         """Record the results of the last step."""
         placements, forecasts = self._cycle.placements, self._cycle.backfill.forecasts
-        for placed in placements[self._placements :]:
-            self._known[placed.instance_id] = Forecast(placed.instance_id, self._now, (), ())
-        for each in forecasts[self._forecasts :]:
-            self._known.setdefault(each.instance_id, each)
-        self._placements, self._forecasts = len(placements), len(forecasts)
+        for placed in placements[self._placements_seen :]:
+            self._forecasts[placed.instance_id] = Forecast(placed.instance_id, self._now, (), ())
+        for each in forecasts[self._forecasts_seen :]:
+            self._forecasts.setdefault(each.instance_id, each)
+        self._placements_seen, self._forecasts_seen = len(placements), len(forecasts)
 
 
 def max_duration_now(snapshot: Snapshot, instance_id: str, cache: CycleCache | None = None) -> int | None:
     """The longest `max_duration_s` with which the instance would start now.
 
-    None where no duration helps: the instance does not fit, or neither a backfill slot nor another project's
-    reservation is in its way.
+    None if no duration helps: the instance does not fit, or neither a backfill slot nor another project's
+    reservation is in its way. None also for the members of gangs.
     """
     cycle = SchedulingCycle(snapshot, cache or CycleCache())
     if not _could_start(cycle, instance_id):
@@ -100,7 +100,7 @@ def max_duration_now(snapshot: Snapshot, instance_id: str, cache: CycleCache | N
     at, request, cluster = snapshot.at, unit.first, cycle.cluster
     slots = (slot for of_node in cycle.backfill.slots_by_node.values() for slot in of_node)
     ends = {slot.starts_at for slot in slots if slot.starts_at < inf}
-    for index in cluster.with_holds:
+    for index in cluster.with_reserved_gpus:
         periods = [period for gpu in cluster.node(index).gpus for period in gpu.reserved]
         ends.update(period.from_at for period in periods if period.project_id != request.project_id)
     for seconds in sorted({int(end - at.now - at.overhead_s) for end in ends}, reverse=True):

@@ -20,7 +20,7 @@ class FittingAlternatives:
     max_count_now: int  # the most GPUs; 0 if not even one
     models_now: tuple[str, ...]  # NVML names of models that would fit
     share_milli_now: int | None = None  # the largest share of one GPU; null: none, or no share is requested
-    without_same_numa: bool = False  # it would fit if its GPUs need not be on one NUMA node
+    without_same_numa: bool = False  # whether it would fit on GPUs of several NUMA nodes
 
 
 def explain(nodes: Iterable[NodeView], request: Request, at: PlanTime) -> tuple[Refusal, ...]:
@@ -41,7 +41,7 @@ def unplaced(
 def over_quota(
     nodes: Sequence[NodeView], request: Request, at: PlanTime, cache: CycleCache | None = None
 ) -> Over | None:
-    """The quota that an unplaced request waits for; None if something else keeps it out."""
+    """The quota that an unplaced request waits for; None if something else keeps the request out."""
     cache = _updated(nodes, cache)
     return cluster_wide.over_quota(cache.cluster, cache.node_groups, request, at)
 
@@ -96,7 +96,6 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def _fitting_models(cluster: ClusterState, request: Request, at: PlanTime) -> tuple[str, ...]:
-    there = sorted(
-        {place.model for number in set(cluster.kind_of.tolist()) for place in cluster.kinds[number].places}
-    )
-    return tuple(model for model in there if _fits(cluster, replace(request, gpu_models=(model,)), at))
+    kinds = [cluster.kinds[number] for number in set(cluster.kind_of.tolist())]
+    models = sorted({place.model for kind in kinds for place in kind.places})
+    return tuple(model for model in models if _fits(cluster, replace(request, gpu_models=(model,)), at))

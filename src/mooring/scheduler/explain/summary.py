@@ -1,7 +1,7 @@
 """Summarize in one sentence why no node can host a request.
 
 The sentence is about the last `Stage` that any node reaches, and the nodes that reach it. Permanent
-obstacles come first: that the only node with an H200 is cordoned says more than that ready nodes have none.
+obstacles come first: "the only node with an H200 is cordoned" says more than "no ready node has an H200".
 """
 
 from collections import Counter
@@ -22,11 +22,11 @@ def summarize(survey: Survey, request: Request, at: PlanTime, *, free: str = "fr
     """Explain why no node can host the request now.
 
     Args:
-        free: the word for free resources; "" if the nodes are assumed to be empty.
+        free: the word "free "; "" if the nodes are assumed to be empty.
     """
     if not len(survey):
         return "no nodes have joined yet"
-    return _SENTENCES[survey.last](_Case(survey, request, at, free))
+    return _SENTENCES[survey.last_stage](_Case(survey, request, at, free))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ def _gpus_too_small(case: _Case) -> str:
             if preference(case.request, gpu.model) is not None and gpu_rules.right_mode(gpu, case.request)
         )
 
-    amount, there = case.survey.most(largest)
-    best = case.survey.first_name(there)
+    amount, indexes = case.survey.most(largest)
+    best = case.survey.first_name(indexes)
     name = f"{phrases.models(case.request)}{phrases.at_least(case.request)}"
     return f"{case.no_node_in_any_state} has any {name} (largest: {phrases.memory(amount)} on {best})"
 
@@ -109,16 +109,17 @@ def _none_ready(case: _Case) -> str:
 
 def _too_few_gpus(case: _Case) -> str:
     request, at = case.request, case.at
-    asked = f"{case.no_node} has {phrases.gpus(request, free=case.free)}"
+    start = f"{case.no_node} has {phrases.gpus(request, free=case.free)}"
     if request.gpu_milli < WHOLE_MILLI and request.mig_profile is None:
-        most, there = case.survey.most(lambda node: _most_free_share(case, node))
+        most, indexes = case.survey.most(lambda node: _most_free_share(case, node))
         amount = phrases.share(most)
     else:
-        most, there = case.survey.most(
+        most, indexes = case.survey.most(
             lambda node: max(_free(of_model, request, at) for of_model in case.suitable(node))
         )
         amount = str(most)
-    return f"{asked} ({f'best: {amount} on {case.survey.first_name(there)}' if most else _none_left(case)})"
+    best = f"best: {amount} on {case.survey.first_name(indexes)}" if most else _none_left(case)
+    return f"{start} ({best})"
 
 
 def _most_free_share(case: _Case, node: NodeView) -> int:
@@ -129,12 +130,12 @@ def _most_free_share(case: _Case, node: NodeView) -> int:
 def _free(gpus: Sequence[GpuView], request: Request, at: PlanTime) -> int:
     """The most GPUs, MIG devices or shares that one allocation could have."""
     numa_groups = gpu_offers.numa_groups(gpus, request)
-    counts = (sum(gpu_offers.available(gpu, request, at) for gpu in there) for there in numa_groups)
+    counts = (sum(gpu_offers.available(gpu, request, at) for gpu in group) for group in numa_groups)
     return max(counts, default=0)
 
 
 def _none_left(case: _Case) -> str:
-    """Mentions reserved GPUs and those shared by another project: they look free in other views."""
+    """Mentions GPUs that are reserved or shared by another project: the API may show them as free."""
     reasons = {
         gpu_shortage.why_not(gpu, case.request, case.at)
         for example in case.survey.groups_left()
@@ -146,17 +147,17 @@ def _none_left(case: _Case) -> str:
 
 
 def _too_little_beside(case: _Case) -> str:
-    request, beside = case.request, ""
+    request = case.request
     left = [case.survey.node(index) for index in case.survey.left()]
-    lacking = [(_lacks(node, request), node) for node in left]
-    _, _, _, closest = min((len(lacks), sum(lacks.values()), node.id, node) for lacks, node in lacking)
+    lacks_of = {node.id: _lacks(node, request) for node in left}
+    closest = min(left, key=lambda node: (len(lacks_of[node.id]), sum(lacks_of[node.id].values()), node.id))
     if request.gpu_count:
         wanted = phrases.cpus_and_memory(request.cpu_milli, request.memory_mib)
         beside = f" beside {phrases.gpus(request, free=case.free)}"
     else:
-        wanted = phrases.cpus_and_memory(*needs(request, closest))
+        wanted, beside = phrases.cpus_and_memory(*needs(request, closest)), ""
     # Most requests have no `disk_mib`: disk is mentioned only if a node lacks it.
-    if request.disk_mib is not None or any("disk" in lacks for lacks, _node in lacking):
+    if request.disk_mib is not None or any("disk" in lacks for lacks in lacks_of.values()):
         wanted += f" and {phrases.memory(disk(request, closest))} of disk"
     free = f" {case.free}".rstrip()
     return f"{case.no_node} has {wanted}{free}{beside} (closest: {_failed_checks(case, closest)})"

@@ -16,14 +16,14 @@ from mooring.scheduler.packing import search
 from mooring.scheduler.packing.search import Key
 from mooring.scheduler.units import Unit
 
-# If members wait for different reasons, the first of these is reported.
+# If the members of a gang wait for different reasons, the first of these is reported.
 _SEVERITY = ("no_nodes", "never_placeable", "quota", "waiting_for_capacity", "waiting_for_turn")
 
 
 def explain_all(
     cluster: ClusterState, node_groups: NodeGroups, waiting: Iterable[Unit], at: PlanTime
 ) -> tuple[Unplaced, ...]:
-    """Explain by the cluster state after the cycle, which users see; without the refusals per node."""
+    """Explain the waiting units by the cluster state after the cycle; without the refusals per node."""
     known: dict[Key, Unplaced] = {}
     return tuple(
         replace(each, instance_id=member.instance_id)
@@ -35,9 +35,9 @@ def explain_all(
 def _explain_unit(
     cluster: ClusterState, node_groups: NodeGroups, unit: Unit, at: PlanTime, known: dict[Key, Unplaced]
 ) -> Iterable[tuple[Request, Unplaced]]:
-    if unit.gang is not None and not gangs.whole(cluster, unit):
-        there = len(unit.members) + gangs.held(cluster, unit)
-        summary = f"{there} of the group's {unit.gang.size} members are here; they start together"
+    if unit.gang is not None and not gangs.is_complete(cluster, unit):
+        existing = len(unit.members) + gangs.placed_members(cluster, unit)
+        summary = f"{existing} of the group's {unit.gang.size} members are here; they start together"
         incomplete = Unplaced("", (), ever=True, summary=summary, code="waiting_for_members")
         return [(member, incomplete) for member in unit.members]
     alone = [(member, _explain_request(cluster, node_groups, member, at, known)) for member in unit.members]
@@ -46,7 +46,7 @@ def _explain_unit(
     if over := gangs.over_quota(unit):
         blocked = Unplaced("", (), alone[0][1].ever, phrases.waits_for(over), over, code="quota")
         return [(member, blocked) for member in unit.members]
-    # A gang waits for its worst member's reason, or, if each fits alone, for room for all at once.
+    # A gang waits for its worst member's reason or, if each member fits alone, for room for all at once.
     worst = min((each for _member, each in alone), key=lambda each: _SEVERITY.index(each.code))
     if worst.ever and (never := _never_together(cluster, unit)):
         worst = replace(worst, ever=False, summary=never, code="never_placeable")
@@ -58,7 +58,7 @@ def _explain_unit(
 
 def _never_together(cluster: ClusterState, unit: Unit) -> str | None:
     """Why the members of a gang could never run at once, by the upper bound of `most_members`."""
-    wanted, most = len(unit.members) + gangs.held(cluster, unit), most_members(cluster, unit)
+    wanted, most = len(unit.members) + gangs.placed_members(cluster, unit), most_members(cluster, unit)
     if unit.gang is None or most is None or most >= wanted:
         return None
     where = "all nodes together" if unit.gang.network == "host" else "a node, or the nodes of one swarm,"
@@ -66,11 +66,7 @@ def _never_together(cluster: ClusterState, unit: Unit) -> str | None:
 
 
 def _explain_request(
-    cluster: ClusterState,
-    node_groups: NodeGroups,
-    request: Request,
-    at: PlanTime,
-    known: dict[Key, Unplaced],
+    cluster: ClusterState, node_groups: NodeGroups, request: Request, at: PlanTime, known: dict[Key, Unplaced]
 ) -> Unplaced:
     key = search.key(request)
     if key not in known:
@@ -87,13 +83,13 @@ def unplaced(cluster: ClusterState, node_groups: NodeGroups, request: Request, a
         code = "quota" if over else "no_nodes"
         return Unplaced(request.instance_id, (), ever=False, summary=summary, over=over, code=code)
     if_empty = node_groups.if_empty(request, at)
-    ever = if_empty.last == Stage.FITS
+    ever = if_empty.last_stage == Stage.FITS
     if over := over_quota(cluster, node_groups, request, at):
         return Unplaced(request.instance_id, (), ever, phrases.waits_for(over), over, code="quota")
     if not ever:
         summary = f"no node could ever host this: {summarize(if_empty, request, at, free='')}"
         return Unplaced(request.instance_id, (), ever, summary, code="never_placeable")
-    code = "waiting_for_turn" if survey.last == Stage.FITS else "waiting_for_capacity"
+    code = "waiting_for_turn" if survey.last_stage == Stage.FITS else "waiting_for_capacity"
     return Unplaced(request.instance_id, (), ever, summarize(survey, request, at), code=code)
 
 
@@ -112,10 +108,10 @@ def _over_where_it_fits(
 ) -> Over | None:
     survey = node_groups.now(request, at)
     overs_of: dict[tuple[int, int], Over | None] = {}
-    fitting = survey.left() if survey.last == Stage.FITS else []
+    fitting = survey.left() if survey.last_stage == Stage.FITS else []
     for index in sorted(fitting, key=lambda index: cluster.node(index).id):
         group = int(survey.group[index]), int(cluster.kind_of[index])
         if group not in overs_of:
             overs_of[group] = filters.over_quota(cluster.node(index), request, at)
-    # If one of them is within the quota, something else keeps the request out.
+    # If the quota permits one of these nodes, something else keeps the request out.
     return next(iter(overs_of.values()), None) if all(overs_of.values()) else None

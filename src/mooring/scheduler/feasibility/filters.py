@@ -1,7 +1,8 @@
 """The rules that decide whether a request fits a node.
 
 All of the scheduler uses `RULES` for nodes and `gpu_rules.GPU_RULES` for their GPUs: placement, explanations,
-the masks of `masks`, and the bounds of gangs, backfill and preemption. The guard at the write has its own.
+the masks of `masks`, and the bounds of gangs, backfill and preemption. The guard that checks a placement
+before it is written (`control/instances/capacity.py`) has rules of its own.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
@@ -21,47 +22,52 @@ from mooring.scheduler.model import NodeView, Over, PlanTime, Refusal, Request, 
 class Amount:
     """What an instance takes of a node, and returns when it ends."""
 
-    needed: Callable[[Request, Any], int]  # on a node; with `total`, also on a node kind
+    needed: Callable[[Request, Any], int]  # on a node; also on a node kind, if `total` is set
     free: Callable[[NodeView], int]
     returned: Callable[[Running], int]
-    total: Callable[[needs.Sized], int] | None = None  # of a node kind, if the kind decides what is needed
+    total: Callable[[needs.Sized], int] | None = None  # of a node kind; None: the nodes of a kind differ
+
+
+def _nothing(_request: Request) -> Hashable:
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRule:
-    """A condition that a node must meet to host a request. A new one is one entry of `RULES`."""
+    """A condition that a node must meet to host a request. To add a rule, add an entry to `RULES`."""
 
     name: str
-    lacks: Callable[[NodeView, Request], int]  # above 0 where the node fails: the amount, or true
-    refuse: Callable[[NodeView, Request], Iterable[Reason]]  # of a node that fails
+    lacks: Callable[[NodeView, Request], int]  # above 0 if the node fails: the missing amount, or true
+    refuse: Callable[[NodeView, Request], Iterable[Reason]]  # the reasons, if the node fails
     stage: Stage = Stage.BESIDE
-    # What decides in the request, apart from its project; None: all nodes pass.
-    key: Callable[[Request], Hashable] = lambda _request: ()
-    permanent: bool = False  # an admin's setting decides, whatever the node reports
+    # What the rule reads of the request, apart from its project; None: all nodes pass.
+    key: Callable[[Request], Hashable] = _nothing
+    permanent: bool = False  # only settings of admins decide, not the state of the node
     amount: Amount | None = None  # None: what runs on the node does not matter
     among: Callable[[ClusterState], Collection[int]] | None = None  # the only nodes that can fail
-    in_fleet: bool = False  # the fleet computes it itself
+    in_fleet: bool = False  # checked by `Fleet`, so that no mask is needed
 
 
 class NodeRules:
-    """The table, and tuples of the functions that are called for each node and request: hot paths."""
+    """The table of rules, and tuples of their functions for the code that runs for each node and request."""
 
     def __init__(self, *rules: NodeRule) -> None:
         self.all = rules
         self.last_first = tuple(sorted(rules, key=attrgetter("stage"), reverse=True))
         self.lacks = tuple(rule.lacks for rule in rules)
+        self.keys = tuple(rule.key for rule in rules if rule.key is not _nothing)
         self.conditions = tuple(rule.lacks for rule in rules if rule.amount is None)
         self.amounts = tuple((rule.lacks, rule.amount.returned) for rule in rules if rule.amount is not None)
 
 
-def _selector(node: NodeView, request: Request) -> Iterator[Reason]:
+def _label_reasons(node: NodeView, request: Request) -> Iterator[Reason]:
     for key, value in sorted(request.selector.items()):
         if (label := node.labels.get(key)) != value:
             had = f"no label {key}" if label is None else f"{key}={label}"
             yield "selector_mismatch", phrases.label(request, key, value), had
 
 
-def _rule_of(
+def _amount_rule(
     amount: Amount,
     name: str,
     code: str,
@@ -81,7 +87,7 @@ def _rule_of(
 
 
 def _disk_lacking(node: NodeView, request: Request) -> int:
-    """A node that does not report its disk has room."""
+    """0 for a node that does not report its disk."""
     return 0 if node.disk_mib is None else needs.disk(request, node) - node.disk_mib_free
 
 
@@ -107,7 +113,7 @@ RULES = NodeRules(
     NodeRule(
         "labels",
         lambda node, request: not has_labels(node, request),
-        _selector,
+        _label_reasons,
         Stage.LABELS,
         key=lambda request: frozenset(selector.items()) if (selector := request.selector) else None,
         permanent=True,
@@ -115,14 +121,14 @@ RULES = NodeRules(
     NodeRule(
         "reserved",
         lambda node, request: not is_open_to(node, request.project_id),
-        # Does not disclose the other projects.
+        # Does not disclose which projects.
         lambda *_: [("node_reserved", "a node open to this project", "reserved for other projects")],
         Stage.RESERVED,
         permanent=True,
         among=attrgetter("reserved"),
     ),
-    _rule_of(_CPUS, "cpus", "insufficient_cpu", phrases.cpus, attrgetter("cpu_milli")),
-    _rule_of(_MEMORY, "memory", "insufficient_memory", phrases.memory, attrgetter("memory_mib")),
+    _amount_rule(_CPUS, "cpus", "insufficient_cpu", phrases.cpus, attrgetter("cpu_milli")),
+    _amount_rule(_MEMORY, "memory", "insufficient_memory", phrases.memory, attrgetter("memory_mib")),
     NodeRule(
         "disk",
         lambda node, request: request.disk_limits and not node.disk_enforced,
@@ -141,7 +147,7 @@ RULES = NodeRules(
         _no_disk("insufficient_disk", "unknown: its agent does not report it"),
         key=lambda request: None if request.disk_mib is None else True,
     ),
-    _rule_of(
+    _amount_rule(
         _DISK,
         "disk",
         "insufficient_disk",
@@ -176,23 +182,23 @@ def fitting_offers(node: NodeView, request: Request, at: PlanTime) -> list[gpu_o
     for lacks in RULES.lacks:
         if lacks(node, request) > 0:
             return []
-    there = gpu_offers.offers(node, request, at)
+    offers = gpu_offers.offers(node, request, at)
     if request.quota is None:
-        return there
+        return offers
     needed = needs.needs(request, node)
-    return [offer for offer in there if not quotas.over(request, offer.model, *needed)]
+    return [offer for offer in offers if not quotas.over(request, offer.model, *needed)]
 
 
 def gpu_refusal(node: NodeView, request: Request, at: PlanTime) -> tuple[Stage, Reason] | None:
     """Why the GPUs of the node cannot host the request; None if they can."""
     if gpu_offers.offers(node, request, at):
         return None
-    never = gpu_rules.refusal(node.gpus, request)
-    return never or (Stage.COUNT, gpu_shortage.reason(gpu_offers.suitable(node, request), request, at))
+    unsuitable = gpu_rules.refusal(node.gpus, request)
+    return unsuitable or (Stage.COUNT, gpu_shortage.reason(gpu_offers.suitable(node, request), request, at))
 
 
 def over_quota(node: NodeView, request: Request, at: PlanTime) -> Over | None:
-    """The quota that forbids each offer of the node; None also if there is no offer."""
+    """The quota that forbids the first offer; None if an offer is within the quotas or there is none."""
     if request.quota is None:
         return None
     needed = needs.needs(request, node)
@@ -202,12 +208,12 @@ def over_quota(node: NodeView, request: Request, at: PlanTime) -> Over | None:
 
 
 def admits(node: NodeView, request: Request) -> bool:
-    """Whether the settings of admins let the request onto the node, in whatever state it is."""
+    """Whether the settings of admins permit the request on the node, whatever the node's state."""
     return not any(rule.permanent and rule.lacks(node, request) > 0 for rule in RULES.all)
 
 
 def closed(node: NodeView, request: Request) -> bool:
-    """Whether a rule refuses the request whatever ends on the node."""
+    """Whether the node would refuse the request even if all its instances ended."""
     for lacks in RULES.conditions:  # noqa: SIM110 (`any` takes twice the time)
         if lacks(node, request) > 0:
             return True

@@ -17,7 +17,7 @@ class Offer:
     rank: int  # of the model in the request's order of preference, from 0
     model: str
     gpus: tuple[GpuView, ...]
-    all_suitable: tuple[GpuView, ...]  # all suitable ones of the model, in use or not
+    all_suitable: tuple[GpuView, ...]  # all suitable GPUs of the model, in use or not
 
 
 NO_GPUS = Offer(0, "", (), ())
@@ -76,9 +76,9 @@ def offers(node: NodeView, request: Request, at: PlanTime) -> list[Offer]:
     if not request.gpu_count:
         return [NO_GPUS]
     found = [
-        Offer(preference(request, model) or 0, model, gpus, tuple(there))
-        for model, there in suitable(node, request).items()
-        for gpus in numa_groups(usable(there, request, at), request)
+        Offer(preference(request, model) or 0, model, gpus, tuple(of_model))
+        for model, of_model in suitable(node, request).items()
+        for gpus in numa_groups(usable(of_model, request, at), request)
         if enough(gpus, request, at)
     ]
     return sorted(found, key=lambda offer: (offer.rank, offer.model, offer.gpus[0].index))
@@ -97,7 +97,7 @@ def numa_groups(gpus: Sequence[GpuView], request: Request) -> list[tuple[GpuView
     for gpu in gpus:
         if gpu.numa_node is not None:
             by_numa.setdefault(gpu.numa_node, []).append(gpu)
-    return [tuple(there) for _numa, there in sorted(by_numa.items())]
+    return [tuple(group) for _numa, group in sorted(by_numa.items())]
 
 
 def enough(usable: Sequence[GpuView], request: Request, at: PlanTime) -> bool:
@@ -108,16 +108,18 @@ def enough(usable: Sequence[GpuView], request: Request, at: PlanTime) -> bool:
 
 
 def near_enough(node: NodeView, request: Request) -> bool:
-    """Whether one NUMA node has enough free, ignoring reservations, which depend on the time."""
+    """Whether one allocation could have enough, ignoring reservations, which depend on the time."""
     return any(
-        sum(available_unreserved(gpu, request) for gpu in there) >= request.gpu_count
+        sum(available_unreserved(gpu, request) for gpu in group) >= request.gpu_count
         for of_model in suitable(node, request).values()
-        for there in numa_groups(of_model, request)
+        for group in numa_groups(of_model, request)
     )
 
 
 def allocate(request: Request, offer: Offer, at: PlanTime, prefer: str = "") -> tuple[GpuAllocation, ...]:
-    """Choose the allocations: the best connected whole GPUs, or the fullest GPU that has the share.
+    """Choose the best connected whole GPUs, the fullest GPU with room for the share, or MIG devices.
+
+    GPUs reserved for the project come first if they suffice; GPUs marked `last` are used only if needed.
 
     Args:
         prefer: the UUID of the GPU to take a share from, if it is usable.
@@ -138,15 +140,14 @@ def allocate(request: Request, offer: Offer, at: PlanTime, prefer: str = "") -> 
 
 
 def _allocate_mig(request: Request, gpus: Iterable[GpuView]) -> tuple[GpuAllocation, ...]:
-    """From the GPU with the fewest free devices first, to avoid fragmentation."""
-    fullest = sorted(gpus, key=lambda gpu: (gpu.last, available_unowned(gpu, request), gpu.index, gpu.uuid))
-    free = (
-        sorted(each.uuid for each in gpu.mig if each.free and each.profile == request.mig_profile)
-        for gpu in fullest
+    """The GPUs with the fewest free devices come first, to avoid fragmentation; GPUs marked `last`, last."""
+    fullest_first = sorted(
+        gpus, key=lambda gpu: (gpu.last, available_unowned(gpu, request), gpu.index, gpu.uuid)
     )
-    devices = [
-        GpuAllocation(gpu.uuid, request.gpu_milli, uuid)
-        for gpu, uuids in zip(fullest, free, strict=True)
-        for uuid in uuids
+    allocations = [
+        GpuAllocation(gpu.uuid, request.gpu_milli, device.uuid)
+        for gpu in fullest_first
+        for device in sorted(gpu.mig, key=lambda device: device.uuid)
+        if device.free and device.profile == request.mig_profile
     ]
-    return tuple(devices[: request.gpu_count])
+    return tuple(allocations[: request.gpu_count])

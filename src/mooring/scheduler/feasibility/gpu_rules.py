@@ -13,7 +13,7 @@ from mooring.scheduler.model import GpuView, MigView, Request
 
 
 class GpuTraits(Protocol):
-    """The constant properties of a GPU."""
+    """The properties that rules read, of a GPU or of a `Place`."""
 
     @property
     def model(self) -> str: ...
@@ -27,18 +27,18 @@ class GpuTraits(Protocol):
     def mig(self) -> tuple[MigView, ...]: ...
 
 
-Ask = tuple[Hashable, ...]
+GpuKey = tuple[Hashable, ...]
 Gpu = TypeVar("Gpu", bound=GpuTraits)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRule:
-    """One property. A new one is one entry of `GPU_RULES`; all of the scheduler uses the table."""
+    """A condition on GPUs. To add a rule, add an entry to `GPU_RULES`, which all of the scheduler uses."""
 
     stage: Stage
-    key: Callable[[Request], Hashable]  # what decides in the request; empty or None: all GPUs pass
+    key: Callable[[Request], Hashable]  # what the rule reads of the request; empty or None: all GPUs pass
     passes: Callable[[GpuTraits, Request], bool]
-    refuse: Callable[[Request, Sequence[GpuView]], Reason]  # of the GPUs that pass the rules before
+    refuse: Callable[[Request, Sequence[GpuView]], Reason]  # the reason, if none of these GPUs passes
 
 
 def passing(gpus: Iterable[Gpu], request: Request) -> list[Gpu]:
@@ -52,7 +52,7 @@ def passing(gpus: Iterable[Gpu], request: Request) -> list[Gpu]:
 
 
 def refusal(gpus: Sequence[GpuView], request: Request) -> tuple[Stage, Reason] | None:
-    """The first rule that leaves no GPU; None: some pass all rules."""
+    """The stage and reason of the first rule that leaves no GPU; None if some GPUs pass all rules."""
     if not gpus:
         return Stage.MODEL, ("no_gpu", phrases.gpus(request), "no GPU")
     for rule in GPU_RULES:
@@ -64,8 +64,8 @@ def refusal(gpus: Sequence[GpuView], request: Request) -> tuple[Stage, Reason] |
     return None
 
 
-def ask_of(request: Request) -> Ask:
-    """All that decides which GPUs suit a request."""
+def gpu_key(request: Request) -> GpuKey:
+    """All properties of a request that decide which GPUs suit it."""
     return tuple([rule.key(request) for rule in GPU_RULES])
 
 

@@ -15,7 +15,7 @@ def reason(suitable: Mapping[str, Sequence[GpuView]], request: Request, at: Plan
 
 
 def _code(suitable: Mapping[str, Sequence[GpuView]], request: Request, at: PlanTime) -> str:
-    """Names the restriction without which the GPUs of one model would suffice."""
+    """Name the restriction without which one model would suffice, or else what there is too little of."""
 
     def enough(count_of: Callable[[GpuView], int]) -> bool:
         return any(sum(count_of(gpu) for gpu in group) >= request.gpu_count for group in suitable.values())
@@ -34,16 +34,16 @@ def _code(suitable: Mapping[str, Sequence[GpuView]], request: Request, at: PlanT
 
 
 def _counts(suitable: Mapping[str, Sequence[GpuView]], request: Request, at: PlanTime) -> str:
-    """`1 free of 8 (6 in use, 1 quarantined)` of the model with the most free, named if not the only one."""
-    model, there = min(suitable.items(), key=lambda item: (-_free(item[1], request, at), item[0]))
+    """`1 free of 8 (6 in use, 1 quarantined)` of the model with the most free, named if there are others."""
+    model, gpus = min(suitable.items(), key=lambda item: (-_free(item[1], request, at), item[0]))
     name = f" {model}" if len(suitable) > 1 else ""
     if request.mig_profile is not None:
-        devices = sum(each.profile == request.mig_profile for gpu in there for each in gpu.mig)
-        return f"{_free(there, request, at)} free of {devices}{name}{_why_not_free(there, request, at)}"
+        devices = sum(each.profile == request.mig_profile for gpu in gpus for each in gpu.mig)
+        return f"{_free(gpus, request, at)} free of {devices}{name}{_why_not_free(gpus, request, at)}"
     if request.gpu_milli < WHOLE_MILLI:
-        most = max((free_share(gpu, request, at) for gpu in there), default=0)
-        return f"at most {phrases.share(most)} of one{name}{_why_not_free(there, request, at)}"
-    return f"{_free(there, request, at)} free of {len(there)}{name}{_why_not_free(there, request, at)}"
+        most = max((free_share(gpu, request, at) for gpu in gpus), default=0)
+        return f"at most {phrases.share(most)} of one{name}{_why_not_free(gpus, request, at)}"
+    return f"{_free(gpus, request, at)} free of {len(gpus)}{name}{_why_not_free(gpus, request, at)}"
 
 
 def _free(gpus: Sequence[GpuView], request: Request, at: PlanTime) -> int:
@@ -63,7 +63,7 @@ def _why_not_free(gpus: Sequence[GpuView], request: Request, at: PlanTime) -> st
         if not gpu_offers.available(gpu, request, at):
             counts[why_not(gpu, request, at)] += 1
     order = ("in use", "shared by another project", "reserved", "quarantined")
-    parts = [f"{counts[word]} {word}" for word in order if counts[word]]
+    parts = [f"{counts[reason]} {reason}" for reason in order if counts[reason]]
     return f" ({', '.join(parts)})" if parts else ""
 
 

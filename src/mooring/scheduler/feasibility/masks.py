@@ -1,4 +1,4 @@
-"""The rules of `filters.RULES` for all nodes of a cluster at once. `Search` and `NodeGroups` use them."""
+"""Applies the rules of `filters.RULES` to all nodes of a cluster at once."""
 
 from collections.abc import Callable
 
@@ -53,7 +53,7 @@ def stages(cluster: ClusterState, request: Request, *, if_empty: bool = False) -
         if_empty: as if each node were as `node_changes.empty` makes it.
     """
     found = np.full(len(cluster), int(Stage.FITS))
-    others: list[NodeRule] = []
+    on_empty_nodes: list[NodeRule] = []
     for rule in filters.RULES.last_first:
         if rule.amount is not None and rule.amount.total is not None:
             total = rule.amount.total if if_empty else None
@@ -61,25 +61,26 @@ def stages(cluster: ClusterState, request: Request, *, if_empty: bool = False) -
         elif rule.permanent or not if_empty:
             failed = failing(cluster, rule, request)
         else:
-            others.append(rule)
+            on_empty_nodes.append(rule)
             continue
         if failed is not None:
             found[failed] = int(rule.stage)
 
-    def first(node: NodeView) -> int:
+    def first_stage(node: NodeView) -> int:
         emptied = empty(node)
-        return min((rule.stage for rule in others if rule.lacks(emptied, request) > 0), default=Stage.FITS)
+        failed = (rule.stage for rule in on_empty_nodes if rule.lacks(emptied, request) > 0)
+        return min(failed, default=Stage.FITS)
 
-    if others:
-        key = tuple([(rule.lacks, rule.key(request)) for rule in others])
-        found = np.minimum(found, cluster.numbers(("if empty", key), first))
+    if on_empty_nodes:
+        key = tuple([(rule.lacks, rule.key(request)) for rule in on_empty_nodes])
+        found = np.minimum(found, cluster.numbers(("if empty", key), first_stage))
     return np.where(present(cluster), found, -1)
 
 
 def _short(
     cluster: ClusterState, amount: Amount, request: Request, total: Callable[[NodeKind], int] | None
 ) -> Mask:
-    """The nodes with too little free, or in `total`. Different requests are too many to ask each node."""
+    """The nodes with too little free, or too little in total if `total` is set; without a call per node."""
     needed = np.array([amount.needed(request, kind) for kind in cluster.kinds], np.int64)
     if total is None:
         return needed[cluster.kind_of] > cluster.numbers(amount.free, amount.free)

@@ -6,14 +6,14 @@ from typing import Protocol
 from mooring.core.disk import DEFAULT_DISK_MIB, default_disk_mib
 from mooring.core.gpu import model_matches
 from mooring.core.instance.spec import WHOLE_MILLI
-from mooring.core.node import fair_share
+from mooring.core.node import proportional
 from mooring.scheduler.model import NodeView, Request
 
 CPU_ONLY_CPU_MILLI = 1000
 CPU_ONLY_MEMORY_MIB = 1024
 
-# Saves two regular expressions per GPU: 10 us per node of eight GPUs instead of 49. The cache is bounded
-# because users choose the names.
+# The cache saves two regular expressions per GPU: for a node of eight GPUs, 10 us instead of 49 us. It is
+# bounded because users choose the names.
 matches = lru_cache(maxsize=4096)(model_matches)
 
 
@@ -29,7 +29,7 @@ class Sized(Protocol):
 
 
 def fixed(request: Request) -> tuple[int | None, int | None]:
-    """CPUs (milli) and memory (MiB) that it takes on every node; None: the fair share for its GPUs."""
+    """CPUs (milli) and memory (MiB) that it takes on any node; None: the fair share for its GPUs."""
     cpu_milli, memory_mib = request.cpu_milli, request.memory_mib
     if not request.gpu_count:
         cpu_milli = CPU_ONLY_CPU_MILLI if cpu_milli is None else cpu_milli
@@ -40,8 +40,8 @@ def fixed(request: Request) -> tuple[int | None, int | None]:
 def needs(request: Request, node: Sized) -> tuple[int, int]:
     """CPUs (milli) and memory (MiB) that the request takes on this node.
 
-    Omitted amounts are the fair share for its GPUs. GPUs that the node lacks add nothing to it: otherwise
-    the node would be refused twice, for GPUs and for CPUs.
+    Omitted amounts are the fair share for its GPUs, or the `CPU_ONLY_` defaults. More GPUs than the node has
+    add nothing: otherwise a node with too few GPUs would also be refused for its CPUs.
     """
     return cpus(request, node), memory(request, node)
 
@@ -71,20 +71,20 @@ def fixed_disk(request: Request) -> int:
 
 
 def _share(total: int, request: Request, gpus: int) -> int:
-    there = gpus * WHOLE_MILLI
-    return fair_share(total, min(gpu_milli(request), there), there) if there else 0
+    node_milli = gpus * WHOLE_MILLI
+    return proportional(total, min(gpu_milli(request), node_milli), node_milli) if node_milli else 0
 
 
 def gpu_milli(request: Request) -> int:
-    """Thousandths of a GPU in total."""
+    """Thousandths of a GPU that the request takes in total."""
     return request.gpu_count * request.gpu_milli
 
 
 def preference(request: Request, model: str) -> int | None:
     """The position of the model in the request's order of preference; None if it does not match."""
-    return _place(request.gpu_models, model) if request.gpu_models else 0
+    return _position(request.gpu_models, model) if request.gpu_models else 0
 
 
 @lru_cache(maxsize=16_384)
-def _place(wanted: tuple[str, ...], model: str) -> int | None:
-    return next((place for place, name in enumerate(wanted) if matches(name, model)), None)
+def _position(wanted: tuple[str, ...], model: str) -> int | None:
+    return next((position for position, name in enumerate(wanted) if matches(name, model)), None)

@@ -1,7 +1,7 @@
-"""Why each node refuses a request, evaluated by groups of nodes whose GPUs are equal for every filter.
+"""Why each node refuses a request, evaluated by groups of nodes whose GPUs are equal for every rule.
 
 Evaluating each of hundreds of different requests on each of thousands of nodes would be too slow. GPU rules
-run once per group, the others as masks.
+run once per group, node rules as masks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +13,13 @@ from cachetools import LRUCache
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.cluster import ClusterState, Ints, grown
 from mooring.scheduler.feasibility import filters, masks
-from mooring.scheduler.feasibility.gpu_rules import ask_of
+from mooring.scheduler.feasibility.gpu_rules import gpu_key
 from mooring.scheduler.feasibility.stages import Stage
 from mooring.scheduler.model import GpuView, NodeView, PlanTime, Request
 from mooring.scheduler.node_changes import empty
 from mooring.scheduler.packing.node_classes import owner_of
 
-# Different requests whose stages are cached.
+# How many different requests have cached stages.
 _MAX_CACHED = 512
 _StageCache = LRUCache[object, dict[int, int]]
 
@@ -31,34 +31,36 @@ class Survey:
     nodes: Sequence[NodeView | None]  # by index; None: removed
     stage: Ints  # by node: the first failed `Stage`; -1: removed
     group: Ints  # by node
-    examples: Mapping[int, NodeView]  # one node of each group: all its nodes have such GPUs
+    examples: Mapping[int, NodeView]  # one node of each group, whose nodes have equal GPUs
     all_ready: bool = True
-    view: Callable[[NodeView], NodeView] = lambda node: node  # applied to each node of `nodes`
+    view: Callable[[NodeView], NodeView] = lambda node: node  # what was surveyed: the node, or `empty`
 
     def __len__(self) -> int:
         return int((self.stage >= 0).sum())
 
     @property
-    def last(self) -> int:
+    def last_stage(self) -> int:
         """The last stage that any node reaches; -1 without nodes."""
         return int(self.stage.max(initial=-1))
 
     def left(self) -> list[int]:
         """The nodes that reach the last stage."""
-        return np.flatnonzero(self.stage == self.last).tolist()
+        return np.flatnonzero(self.stage == self.last_stage).tolist()
 
     def node(self, index: int) -> NodeView:
-        """Raises KeyError if it was removed."""
+        """Raises KeyError if the node was removed."""
         if (node := self.nodes[index]) is None:
             raise KeyError(index)
         return self.view(node)
 
     def groups_left(self) -> list[NodeView]:
-        return [self.examples[group] for group in np.unique(self.group[self.stage == self.last]).tolist()]
+        return [
+            self.examples[group] for group in np.unique(self.group[self.stage == self.last_stage]).tolist()
+        ]
 
     def most(self, amount: Callable[[NodeView], int]) -> tuple[int, Ints]:
-        """The largest amount among the nodes left, and the nodes that have it. It depends on GPUs only."""
-        left = np.flatnonzero(self.stage == self.last)
+        """The largest `amount`, which depends on GPUs only, of the nodes left, and the nodes that have it."""
+        left = np.flatnonzero(self.stage == self.last_stage)
         groups = np.unique(self.group[left])
         amounts = {group: amount(self.examples[group]) for group in groups.tolist()}
         best = max(amounts.values())
@@ -71,12 +73,12 @@ class Survey:
 
 
 class NodeGroups:
-    """The nodes of a cluster state, grouped by equal GPUs; updated on each call."""
+    """The nodes of a cluster state, grouped by equal GPUs. Each call updates the groups first."""
 
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
         self._seen = 0
-        self._numbers: dict[object, int] = {}
+        self._numbers: dict[object, int] = {}  # of the groups, by the properties of their GPUs
         self._examples: dict[int, NodeView] = {}
         self._group = np.zeros(0, np.int64)
         # GPU part of a request -> group or node kind -> stage.
@@ -91,25 +93,26 @@ class NodeGroups:
         return replace(survey, all_ready=masks.failing(cluster, filters.STATE, request) is None)
 
     def if_empty(self, request: Request, at: PlanTime) -> Survey:
-        """As if all nodes were ready and healthy, and nothing were running or reserved."""
+        """As if each node were as `node_changes.empty` makes it."""
         self._update()
         cluster = self._cluster
         kinds = cluster.kind_of
-        there = np.flatnonzero(masks.present(cluster))
-        _numbers, first = np.unique(kinds[there], return_index=True)
-        examples = {int(kinds[index]): empty(cluster.node(index)) for index in there[first].tolist()}
+        present = np.flatnonzero(masks.present(cluster))
+        _numbers, first = np.unique(kinds[present], return_index=True)
+        examples = {int(kinds[index]): empty(cluster.node(index)) for index in present[first].tolist()}
         of_kinds = _Stages(examples, _cached_stages(request, self._stages_if_empty), request, at)
         survey = self._survey(kinds, of_kinds, masks.stages(cluster, request, if_empty=True))
         return replace(survey, view=empty)
 
     def _survey(self, group: Ints, of_groups: "_Stages", stage: Ints) -> Survey:
-        """Args: stage: the one at which each node refuses, apart from its GPUs."""
-        there = stage >= 0
+        """Args: stage: the one at which each node refuses, apart from its GPUs; group: of each node."""
+        present = stage >= 0
         of_group = np.full(max(of_groups.examples, default=0) + 1, Stage.FITS, np.int64)
-        for number in np.unique(group[there]).tolist() if of_groups.request.gpu_count else ():
-            of_group[number] = of_groups.of(number)
-        # Kinds and groups of removed nodes may have no nodes left.
-        stage[there] = np.minimum(stage[there], of_group[group[there]])
+        if of_groups.request.gpu_count:
+            for number in np.unique(group[present]).tolist():
+                of_group[number] = of_groups.of(number)
+        # The group of a removed node may have no example.
+        stage[present] = np.minimum(stage[present], of_group[group[present]])
         return Survey(self._cluster.nodes, stage, group, of_groups.examples)
 
     def _update(self) -> None:
@@ -117,14 +120,14 @@ class NodeGroups:
         self._group = grown(self._group, len(cluster))
         for index in set(cluster.changes[self._seen :]):
             if (node := cluster.nodes[index]) is not None:
-                condition = tuple(sorted(map(_condition, node.gpus), key=repr))
-                number = self._numbers.setdefault(condition, len(self._numbers))
+                properties = tuple(sorted(map(_properties, node.gpus), key=repr))
+                number = self._numbers.setdefault(properties, len(self._numbers))
                 self._examples[number] = node
                 self._group[index] = number
         self._seen = len(cluster.changes)
 
 
-def _condition(gpu: GpuView) -> tuple[object, ...]:
+def _properties(gpu: GpuView) -> tuple[object, ...]:
     """All properties of a GPU that rules use."""
     return (
         gpu.model,
@@ -161,5 +164,5 @@ class _Stages:
 
 
 def _cached_stages(request: Request, stages: _StageCache) -> dict[int, int]:
-    key = (request.gpu_count, request.gpu_milli, *ask_of(request), request.same_numa, owner_of(request))
+    key = (request.gpu_count, request.gpu_milli, *gpu_key(request), request.same_numa, owner_of(request))
     return stages.setdefault(key, {})

@@ -1,8 +1,8 @@
 """What a project's quota leaves for a request.
 
-Amounts that are the same on every node count while a request is pending; placement checks them again, against
+Amounts that are the same on every node count while a request is pending; placement checks them again, with
 placed amounts only, because the limit may be lower by then. Amounts that depend on the node (fair shares, the
-model of "any GPU") count from placement, which must leave room for the counted amounts of pending requests.
+model if any is accepted) count from placement, which must leave room for the amounts of pending requests.
 """
 
 from collections.abc import Mapping, Set
@@ -22,7 +22,7 @@ Amounts = Mapping[str, int]
 
 
 def fixed_amounts(limits: Amounts, request: Request) -> dict[str, int]:
-    """The limited amounts that are the same on every node; others are omitted."""
+    """The amounts with a limit that are the same on every node."""
     cpu_milli, memory_mib = fixed(request)
     amounts = _amounts(limits, request, cpu_milli, memory_mib)
     # A limit applies if each model that the request accepts matches it.
@@ -31,8 +31,10 @@ def fixed_amounts(limits: Amounts, request: Request) -> dict[str, int]:
     return amounts | {name: gpu_milli(request) for name in of_all}
 
 
-def there(limits: Amounts, request: Request, model: str, cpu_milli: int, memory_mib: int) -> dict[str, int]:
-    """The limited amounts of a placement with this GPU model ("": none), CPUs and memory."""
+def placed_amounts(
+    limits: Amounts, request: Request, model: str, cpu_milli: int, memory_mib: int
+) -> dict[str, int]:
+    """The amounts with a limit of a placement with this GPU model ("": none), CPUs and memory."""
     return _amounts(limits, request, cpu_milli, memory_mib) | _of_models(limits, request, model)
 
 
@@ -57,7 +59,7 @@ def _of_models(limits: Amounts, request: Request, model: str) -> dict[str, int]:
     }
 
 
-def over_when_asked(quota: Quota, request: Request, count: int = 1) -> Over | None:
+def over_when_queued(quota: Quota, request: Request, count: int = 1) -> Over | None:
     """The first limit that `count` such requests would exceed when they are queued."""
     amounts = {name: count * amount for name, amount in fixed_amounts(quota.limits, request).items()}
     return _first_over(quota, amounts, with_pending=quota.limits.keys())
@@ -73,19 +75,19 @@ def over_anywhere(request: Request) -> Over | None:
 
 
 def over(request: Request, model: str, cpu_milli: int, memory_mib: int) -> Over | None:
-    """The first limit that forbids such a placement."""
+    """The first limit that forbids a placement with this GPU model ("": none), CPUs and memory."""
     quota = request.quota
     if quota is None:
         return None
     if anywhere := over_anywhere(request):
         return anywhere
-    amounts = there(quota.limits, request, model, cpu_milli, memory_mib)
+    amounts = placed_amounts(quota.limits, request, model, cpu_milli, memory_mib)
     node_dependent = amounts.keys() - fixed_amounts(quota.limits, request).keys()
     return _first_over(quota, amounts, with_pending=node_dependent)
 
 
 def _first_over(quota: Quota, amounts: Amounts, with_pending: Set[str] = frozenset()) -> Over | None:
-    """Args: with_pending: the limits for which pending requests count as used, too."""
+    """Args: with_pending: the limits against which pending requests count, too."""
     for name, limit in quota.limits.items():
         wanted = amounts.get(name, 0)
         used = quota.placed.get(name, 0) + (quota.waiting.get(name, 0) if name in with_pending else 0)
@@ -105,16 +107,16 @@ def with_pending_request(quota: Quota, request: Request) -> Quota:
 
 
 def without(quota: Quota, request: Request) -> Quota:
-    """The quota for a replacement of a pending request: amounts of other pending requests count as placed."""
+    """The quota for a replacement of a pending request: the amounts of other ones count as placed."""
     others = _sum(quota.waiting, fixed_amounts(quota.limits, request), sign=-1)
     return replace(quota, placed=_sum(quota.placed, others), waiting={})
 
 
 def after(quota: Quota, request: Request, model: str, cpu_milli: int, memory_mib: int) -> Quota:
     """The quota after the placement of a pending request."""
-    takes = there(quota.limits, request, model, cpu_milli, memory_mib)
+    added = placed_amounts(quota.limits, request, model, cpu_milli, memory_mib)
     waiting = _sum(quota.waiting, fixed_amounts(quota.limits, request), sign=-1)
-    return replace(quota, placed=_sum(quota.placed, takes), waiting=waiting)
+    return replace(quota, placed=_sum(quota.placed, added), waiting=waiting)
 
 
 def _sum(amounts: Amounts, more: Amounts, sign: int = 1) -> Amounts:

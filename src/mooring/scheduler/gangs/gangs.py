@@ -19,27 +19,28 @@ from mooring.scheduler.packing import search
 from mooring.scheduler.packing.search import Allowed, Found, Key, find
 from mooring.scheduler.units import Unit
 
-# The most sets of nodes to try per kind of domain.
+# The most sets of nodes to try per kind of domain, and the most single nodes.
 _MAX_SETS = 16
 Domain = Callable[[NodeView], Hashable]
 Allowing = Callable[[Request], Allowed | None]
 
 
-def whole(cluster: ClusterState, unit: Unit) -> bool:
+def is_complete(cluster: ClusterState, unit: Unit) -> bool:
     """Whether all members of the gang exist, pending or placed."""
-    return unit.gang is None or len(unit.members) + held(cluster, unit) >= unit.gang.size
+    return unit.gang is None or len(unit.members) + placed_members(cluster, unit) >= unit.gang.size
 
 
-def held(cluster: ClusterState, unit: Unit) -> int:
+def placed_members(cluster: ClusterState, unit: Unit) -> int:
+    """The number of members of the gang that are placed."""
     return sum(cluster.groups.get(unit.gang.group_id, {}).values()) if unit.gang else 0
 
 
 def key(cluster: ClusterState, unit: Unit) -> Key:
-    """Equal for units that fit the same nodes (`search.key`). A gang with placed members has its own key."""
+    """Equal for units that fit the same nodes, as `search.key`. Gangs with placed members have their own."""
     if unit.gang is None:
         return search.key(unit.first)
-    joins = unit.gang.group_id if _member_nodes(cluster, unit) else ""
-    return (*(search.key(member) for member in sorted(unit.members, key=_size)), unit.gang.network, joins)
+    joined = unit.gang.group_id if _member_nodes(cluster, unit) else ""
+    return (*(search.key(member) for member in sorted(unit.members, key=_size)), unit.gang.network, joined)
 
 
 def place(cluster: ClusterState, unit: Unit, at: PlanTime, allowing: Allowing) -> list[Found] | None:
@@ -55,12 +56,7 @@ def place(cluster: ClusterState, unit: Unit, at: PlanTime, allowing: Allowing) -
 
 def _size(request: Request) -> tuple[int, int, int, str]:
     """Sort key, largest first: large members fit on the fewest nodes."""
-    return (
-        -gpu_milli(request),
-        -(request.cpu_milli or 0),
-        -(request.memory_mib or 0),
-        request.instance_id,
-    )
+    return (-gpu_milli(request), -(request.cpu_milli or 0), -(request.memory_mib or 0), request.instance_id)
 
 
 def _place_members(
@@ -76,24 +72,26 @@ def _place_members(
             if found is None:
                 return None
             cluster.put(with_placement(cluster.node(found.index), found.placement, request, at))
-            quota = counted(quota, request, found)
+            quota = quota_after(quota, request, found)
             placed.append(found)
         what_if.apply()
     return placed
 
 
 def over_quota(unit: Unit) -> Over | None:
-    """The quota that the members' fixed amounts together exceed on every node."""
+    """The quota that the members together exceed on every node."""
     quota = unit.first.quota
+    if quota is None:
+        return None
     for member in unit.members:
-        if quota is None or (over := quotas.over_anywhere(replace(member, quota=quota))):
-            return None if quota is None else over
+        if over := quotas.over_anywhere(replace(member, quota=quota)):
+            return over
         cpu_milli, memory_mib = fixed(member)
         quota = quotas.after(quota, member, "", cpu_milli or 0, memory_mib or 0)
     return None
 
 
-def counted(quota: Quota | None, request: Request, found: Found) -> Quota | None:
+def quota_after(quota: Quota | None, request: Request, found: Found) -> Quota | None:
     """The quota after this placement."""
     if quota is None:
         return None
@@ -102,7 +100,7 @@ def counted(quota: Quota | None, request: Request, found: Found) -> Quota | None
 
 
 def sets(cluster: ClusterState, unit: Unit) -> Iterator[Mask | None]:
-    """Masks of several nodes (None: all), tightest first; each includes the placed members if it can."""
+    """Masks of several nodes (None: all), tightest first. Each includes the nodes of all placed members."""
     member_nodes = _member_nodes(cluster, unit)
     overlay = unit.gang is not None and unit.gang.network == "overlay"
     for domain in _WITHIN_SWARMS if overlay else _DOMAINS:
@@ -116,7 +114,7 @@ def _member_nodes(cluster: ClusterState, unit: Unit) -> list[int]:
 
 
 def _single_nodes(cluster: ClusterState, unit: Unit, at: PlanTime) -> Iterator[Mask]:
-    """Nodes that may have room for all members: those that fit the combined request or the largest member."""
+    """Masks of one node: that of placed members, or else nodes with room for the sum or the largest one."""
     if member_nodes := _member_nodes(cluster, unit):
         candidates = member_nodes if len(member_nodes) == 1 else []
     elif (combined := _combined_request(unit)) is not None:
@@ -144,7 +142,8 @@ def _combined_request(unit: Unit) -> Request | None:
     cpus = [cpu_milli for cpu_milli, _ in needed if cpu_milli is not None]
     memory = [memory_mib for _, memory_mib in needed if memory_mib is not None]
     disk = [member.disk_mib for member in unit.members if member.disk_mib is not None]
-    if any(len(given) not in {0, len(needed)} for given in (cpus, memory, disk)):
+    # Each amount must be set for all members or for none.
+    if any(len(amounts) not in {0, len(needed)} for amounts in (cpus, memory, disk)):
         return None
     return replace(
         first,
@@ -157,12 +156,8 @@ def _combined_request(unit: Unit) -> Request | None:
     )
 
 
-def _fabric(node: NodeView) -> Hashable:
-    return node.labels.get("fabric")
-
-
-def _zone(node: NodeView) -> Hashable:
-    return node.labels.get("zone")
+def _label(name: str) -> Domain:
+    return lambda node: node.labels.get(name)
 
 
 def swarm(node: NodeView) -> Hashable:
@@ -170,14 +165,14 @@ def swarm(node: NodeView) -> Hashable:
 
 
 def _within_swarm(domain: Domain) -> Domain:
-    def both(node: NodeView) -> Hashable:
+    def domain_and_swarm(node: NodeView) -> Hashable:
         value = domain(node)
         return None if value is None or node.swarm is None else (value, node.swarm)
 
-    return both
+    return domain_and_swarm
 
 
-_DOMAINS: tuple[Domain, ...] = (_fabric, _zone, swarm)
+_DOMAINS: tuple[Domain, ...] = (_label("fabric"), _label("zone"), swarm)
 _WITHIN_SWARMS = tuple(map(_within_swarm, _DOMAINS))
 
 
@@ -188,7 +183,7 @@ def _of_domain(cluster: ClusterState, unit: Unit, domain: Domain, member_nodes: 
     if (admitting := masks.passing(cluster, unit.first, permanent=True)) is not None:
         per_node = np.where(admitting, per_node, 0)
     free = np.bincount(of_node, weights=per_node, minlength=len(values))
-    # If members run in several of these sets, no set can have all.
+    # If members run in several of these sets, no set has all of them.
     member_sets = set(of_node[member_nodes].tolist())
     enough = [
         number
@@ -205,5 +200,5 @@ def _free_milli(node: NodeView) -> int:
 
 
 def _min_free_milli(unit: Unit) -> int:
-    """Free thousandths that a set must have; 0 for MIG devices, which are not counted in them."""
+    """The free thousandths that a set must have; 0 for MIG devices, which `_free_milli` does not count."""
     return 0 if unit.first.mig_profile is not None else unit.gpu_milli

@@ -15,9 +15,9 @@ from mooring.scheduler.units import Unit
 
 
 def most_members(cluster: ClusterState, unit: Unit) -> int | None:
-    """An upper bound for the members that run at once in an empty cluster; None if members differ.
+    """An upper bound for the members that can run at once in an empty cluster; None if members differ.
 
-    With an overlay network, it is for one node or the nodes of one swarm, otherwise for all nodes.
+    With an overlay network, the members run on one node or in one swarm, otherwise on any nodes.
     """
     if unit.gang is None or len({search.shape(member) for member in unit.members}) > 1:
         return None
@@ -25,15 +25,15 @@ def most_members(cluster: ClusterState, unit: Unit) -> int | None:
     if unit.gang.network == "host":
         return int(per_node.sum())
     of_swarm, _swarms = cluster.groups_by(swarm)
-    together = np.bincount(of_swarm, weights=per_node)[1:]
-    return int(max(together.max(initial=0), per_node.max(initial=0)))
+    per_swarm = np.bincount(of_swarm, weights=per_node)[1:]
+    return int(max(per_swarm.max(initial=0), per_node.max(initial=0)))
 
 
 def _per_node(cluster: ClusterState, request: Request) -> Ints:
     of_kinds = zip(cluster.kinds, cluster.suitable(request), strict=True)
-    kinds = np.array([_per_kind(kind, suitable, request) for kind, suitable in of_kinds], np.int64)
+    per_kind = np.array([_per_kind(kind, suitable, request) for kind, suitable in of_kinds], np.int64)
     present, admitting = masks.present(cluster), masks.passing(cluster, request, permanent=True)
-    return np.where(present if admitting is None else present & admitting, kinds[cluster.kind_of], 0)
+    return np.where(present if admitting is None else present & admitting, per_kind[cluster.kind_of], 0)
 
 
 def _per_kind(kind: NodeKind, suitable: Suitable, request: Request) -> int:

@@ -1,7 +1,7 @@
 """The earliest time at which a whole gang can start."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 
@@ -10,12 +10,10 @@ from numpy.typing import NDArray
 
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.backfill.planner import BackfillPlanner, StartTimes
-from mooring.scheduler.backfill.timeline import BackfillSlot, at_time, in_the_way
+from mooring.scheduler.backfill.timeline import BackfillSlot, at_time, ended_by
 from mooring.scheduler.cluster import ClusterState
-from mooring.scheduler.feasibility.filters import fitting_offers
 from mooring.scheduler.model import NodeView, PlanTime, Request
-from mooring.scheduler.node_changes import with_placement
-from mooring.scheduler.packing.search import placement
+from mooring.scheduler.packing.search import with_request
 from mooring.scheduler.units import Unit
 
 Floats = NDArray[np.float64]
@@ -25,7 +23,7 @@ Bounds = dict[str, Floats]  # by member; values of `StartTimes.bounds`
 def gang_start(
     cluster: ClusterState, start_times: StartTimes, unit: Unit, at: PlanTime, backfill: BackfillPlanner
 ) -> list[BackfillSlot] | None:
-    """A slot for each member, all with one start time; None if no declared ends make room for all.
+    """A slot for each member, all with the same start time; None if no declared ends make room for all.
 
     Nodes with backfill slots of other units are not used.
     """
@@ -41,20 +39,22 @@ def gang_start(
 
 
 def _domains(cluster: ClusterState, unit: Unit, backfill: BackfillPlanner) -> list[list[int]]:
-    """The sets of nodes to spread members over: all nodes; with an overlay network, each swarm or node."""
+    """The sets of nodes to spread members over: all; with an overlay, each swarm and node without one."""
     free = [(node.id, index) for index, node in cluster.present() if not backfill.slots(index)]
     nodes = [index for _id, index in sorted(free)]
     if unit.gang is None or unit.gang.network == "host":
         return [nodes]
-    homes = {cluster.node(index).swarm for index in cluster.groups.get(unit.gang.group_id, ())}
+    member_nodes = set(cluster.groups.get(unit.gang.group_id, ()))
+    member_swarms = {cluster.node(index).swarm for index in member_nodes}
     swarms: dict[str, list[int]] = {}
     alone: list[list[int]] = []
-    running_on = set(cluster.groups.get(unit.gang.group_id, ()))
     for index in nodes:
         gpu_milli = len(cluster.node(index).gpus) * WHOLE_MILLI
-        if (swarm := cluster.node(index).swarm) is not None and (not homes or homes == {swarm}):
+        if (swarm := cluster.node(index).swarm) is not None and (
+            not member_swarms or member_swarms == {swarm}
+        ):
             swarms.setdefault(swarm, []).append(index)
-        elif swarm is None and running_on <= {index} and gpu_milli >= unit.gpu_milli:
+        elif swarm is None and member_nodes <= {index} and gpu_milli >= unit.gpu_milli:
             alone.append([index])  # one node needs no overlay network
     return [*swarms.values(), *alone]
 
@@ -71,44 +71,40 @@ def _earliest(
     def room(time: float) -> list[BackfillSlot] | None:
         return _room(cluster, unit, replace(at, now=time), at, nodes, bounds)
 
-    place = bisect_left(times, 1, key=lambda time: int(room(time) is not None))
-    if place == len(times):
+    position = bisect_left(times, 1, key=lambda time: int(room(time) is not None))
+    if position == len(times):
         return None
-    parts = room(times[place])
-    return (times[place], parts) if parts else None
+    slots = room(times[position])
+    return (times[position], slots) if slots else None
 
 
 def _room(
     cluster: ClusterState, unit: Unit, then: PlanTime, at: PlanTime, nodes: list[int], bounds: Bounds
 ) -> list[BackfillSlot] | None:
-    """Slots at that time, each member on the first node that has room."""
-    views: dict[int, NodeView] = {}
-    parts: list[BackfillSlot] = []
+    """Slots at the time `then`, each member on the first node that has room; None if one has no room."""
+    views: dict[int, NodeView] = {}  # nodes at that time, with the members that have a slot
+    slots: list[BackfillSlot] = []
     for member in sorted(unit.members, key=lambda member: (-member.gpu_count, member.instance_id)):
-        index = _first_with_room(cluster, member, then, at, nodes, bounds[member.instance_id], views)
-        if index is None:
+        starts = bounds[member.instance_id]
+        candidates = (
+            (index, views.get(index) or at_time(cluster.node(index), then.now, at))
+            for index in nodes
+            if starts[index] <= then.now
+        )
+        found = _first_with_room(candidates, member, then)
+        if found is None:
             return None
-        waits_for = in_the_way(cluster.node(index), then.now, at)
-        parts.append(BackfillSlot(member, index, then.now, waits_for))
-    return parts
+        index, after = found
+        views[index] = after
+        slots.append(BackfillSlot(member, index, then.now, ended_by(cluster.node(index), then.now, at)))
+    return slots
 
 
 def _first_with_room(
-    cluster: ClusterState,
-    member: Request,
-    then: PlanTime,
-    at: PlanTime,
-    nodes: Sequence[int],
-    bounds: Floats,
-    views: dict[int, NodeView],
-) -> int | None:
-    for index in nodes:
-        if not bounds[index] <= then.now:
-            continue
-        node = views.get(index) or at_time(cluster.node(index), then.now, at)
-        offers = fitting_offers(node, member, then)
-        if offers:
-            placed = placement(node, member, offers[0], then)
-            views[index] = with_placement(node, placed, member, then)
-            return index
+    nodes: Iterable[tuple[int, NodeView]], member: Request, then: PlanTime
+) -> tuple[int, NodeView] | None:
+    """The first node that has room, with the member on it."""
+    for index, node in nodes:
+        if (after := with_request(node, member, then)) is not None:
+            return index, after
     return None

@@ -11,21 +11,21 @@ from mooring.scheduler.packing.share_values import free_milli_values
 
 # Requests after which the weight of a request has halved: about a day of a busy cluster.
 HALF_LIFE = 10_000
-# The counts are compared with those of the potential once this fraction of the requests is new.
+# The current mix is compared with that of the potential once this fraction of the requests is new.
 _COMPARE_AFTER = 0.2
 _FIRST_COMPARE_AFTER = 25
-# A new potential is built if this fraction has changed shape. Until then, cached scores stay valid.
+# A new potential is built if this fraction of requests differs. Until then, cached scores stay valid.
 _REBUILD_DISTANCE = 0.05
-# The first bounds the memory, the second the time to build a potential.
-MAX_KNOWN = 512
-_MAX_TARGETS = 48
+MAX_KNOWN = 512  # shapes; bounds the memory
+_MAX_TARGETS = 48  # bounds the time to build a potential
 
-# The weight of each of the two kinds of waste that are counted per target; the third, by prices, has 1.
-BY_TARGET = 0.1
+# The weight of stranded and of unfilled waste (see `potential`), which are counted per target; that of
+# worthless parts is 1.
+TARGET_WEIGHT = 0.1
 # A target's weight falls with the square of the GPU fraction that it requests: small requests can use what
-# others cannot, and only what even they cannot use is lost. Several GPUs count as one whole GPU: with a
-# smaller weight, no node would stay whole for them.
-BY_PART = -2.0
+# large ones cannot, and only what even the small ones cannot use is lost. A request for several GPUs has the
+# weight of one for a whole GPU: with a smaller weight, no node would keep all its GPUs free for it.
+FRACTION_EXPONENT = -2.0
 
 # Before the first request: whole GPUs with their share of the CPUs.
 _INITIAL = {Shape(1, WHOLE_MILLI, None, None): 1.0}
@@ -39,19 +39,19 @@ class Demand:
         self._total = 0.0
         self._new: dict[Shape, int] = {}  # since the last comparison
         self._new_total = 0
-        self._modelled: dict[Shape, float] = {}  # fractions, as in the potential
+        self._modelled: dict[Shape, float] = {}  # the fraction of requests with each shape, in the potential
         self.potential = potential_for(_INITIAL)
 
     @property
     def known(self) -> int:
-        """The number of distinct shapes."""
+        """The number of counts in memory; a shape may have an old and a new one."""
         return len(self._counts) + len(self._new)
 
     def count(self, shape: Shape) -> float:
-        """The decayed count of requests for it up to the last comparison."""
+        """The decayed count of requests for the shape up to the last comparison."""
         return self._counts.get(target_of(shape), 0.0)
 
-    def offer(self, shape: Shape) -> bool:
+    def add(self, shape: Shape) -> bool:
         """Count one request. Returns whether `potential` has changed."""
         target = target_of(shape)
         self._new[target] = self._new.get(target, 0) + 1
@@ -81,7 +81,7 @@ def potential_for(counts: Mapping[Shape, float]) -> Potential:
     """The potential for this mix of requests. Without counts, no state has waste."""
     known = _most_requested(counts, MAX_KNOWN)
     targets = [
-        Target(shape, BY_TARGET * weight, BY_TARGET * weight)
+        Target(shape, TARGET_WEIGHT * weight, TARGET_WEIGHT * weight)
         for shape, weight in _most_requested(_weights(known), _MAX_TARGETS)
     ]
     shares: dict[int, float] = {}
@@ -98,8 +98,9 @@ def target_of(shape: Shape) -> Shape:
 
 
 def _weights(counts: Iterable[tuple[Shape, float]]) -> dict[Shape, float]:
-    """The fraction that each target has in the expected waste; they add up to 1."""
-    raw = {shape: count * (shape.gpu_milli / WHOLE_MILLI) ** BY_PART for shape, count in counts if shape.gpus}
+    """The fraction of the expected waste that each target accounts for; the fractions add up to 1."""
+    with_gpus = [(shape, count) for shape, count in counts if shape.gpus]
+    raw = {shape: count * (shape.gpu_milli / WHOLE_MILLI) ** FRACTION_EXPONENT for shape, count in with_gpus}
     total = sum(raw.values())
     return {shape: weight / total for shape, weight in raw.items()}
 

@@ -1,4 +1,4 @@
-"""The best node for a request, at thousands of requests a second.
+"""Finds the best node for a request, for thousands of requests a second.
 
 Scores are cached per shape and node. A query scores only the nodes that changed since the last query for its
 shape. Nodes in the same state share one score.
@@ -36,7 +36,7 @@ class Fleet:
         self._waste = Waste(potential or Potential(), self._nodes.table)
         self._scores: LRUCache[Shape, _ShapeScores] = LRUCache(MAX_SHAPES)
         self._moves: LRUCache[Shape, Moves] = LRUCache(MAX_SHAPES)  # by shape without memory and owner
-        self._views: LRUCache[str, _NodeValues] = LRUCache(MAX_SHAPES)
+        self._views: LRUCache[str, _NodeValues] = LRUCache(MAX_SHAPES)  # states by owner, see `_states_for`
         self.refresh(nodes)
 
     def __len__(self) -> int:
@@ -116,7 +116,7 @@ class Fleet:
         changed = cached.next_changes(nodes)
         if len(changed):
             quality = cached.moves.scores(self._states_for(shape)[changed])
-            fits = (quality >= 0) & (nodes.memory[changed] >= cached.memory[nodes.kinds[changed]])
+            fits = (quality >= 0) & (nodes.memory[changed] >= cached.memory[nodes.classes[changed]])
             fits &= nodes.present[changed]
             cached.values[changed] = np.where(fits, (quality << RANK_BITS) + nodes.ranks[changed], _NONE)
         return cached.values[: len(nodes)]
@@ -175,7 +175,7 @@ class _NodeValues:
 
     def __init__(self) -> None:
         self.values = np.zeros(0, np.int64)
-        self._seen = -1  # nothing
+        self._seen = -1  # no change is included
 
     def next_changes(self, nodes: NodeTable) -> Ints:
         """The nodes whose value is out of date; makes room for new nodes in `values`."""

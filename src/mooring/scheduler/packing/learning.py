@@ -8,11 +8,11 @@ from dataclasses import replace
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.model import Snapshot
 from mooring.scheduler.packing.demand import Demand
-from mooring.scheduler.packing.search import asked_of_fleet
+from mooring.scheduler.packing.search import fleet_shape_of
 
 
 class Learning:
-    """Not thread-safe: for one scheduling cycle at a time, as `CycleCache`."""
+    """Not thread-safe: only one scheduling cycle may use it at a time, as with `CycleCache`."""
 
     def __init__(self) -> None:
         self._demand = Demand()
@@ -23,6 +23,6 @@ class Learning:
         cache.update(snapshot.nodes)
         new = [each for each in snapshot.requests if each.instance_id not in self._counted]
         for request in sorted(new, key=lambda each: (each.queued_at, each.instance_id)):
-            self._demand.offer(asked_of_fleet(cache.cluster, request))
+            self._demand.add(fleet_shape_of(cache.cluster, request))
         self._counted = frozenset(each.instance_id for each in snapshot.requests)
         return replace(snapshot, potential=self._demand.potential)

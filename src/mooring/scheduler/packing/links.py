@@ -26,19 +26,19 @@ _Key = tuple[tuple[str, ...], tuple[int, ...]]
 _matrices: BoundedDict[_Key, tuple[list[Mapping[str, Any]], Matrix]] = BoundedDict(20_000)
 
 
-def choose(free: Iterable[GpuView], count: int, of_the_node: Iterable[GpuView] = ()) -> tuple[str, ...]:
+def choose(free: Iterable[GpuView], count: int, superset: Iterable[GpuView] = ()) -> tuple[str, ...]:
     """The UUIDs of the best `count` GPUs, lowest index first.
 
     Sets are compared by their NVLink lanes, then PCIe closeness, then the same two sums over the GPUs that
-    stay free, then the lowest indexes. A single GPU is thus taken from where it breaks the fewest links.
+    stay free, then the lowest indexes. A single GPU is thus the one with the weakest links to the others.
 
     Args:
-        of_the_node: a superset of the free GPUs, whose links are cached.
+        superset: the free GPUs and others of the node; their links are cached under this set.
     """
     gpus = in_order(free)
     if count >= len(gpus):
         return tuple(gpu.uuid for gpu in gpus)
-    all_gpus = in_order(of_the_node) or gpus
+    all_gpus = in_order(superset) or gpus
     uuids = {gpu.uuid for gpu in gpus}
     places = [place for place, gpu in enumerate(all_gpus) if gpu.uuid in uuids]
     links = matrix(all_gpus)
@@ -64,7 +64,7 @@ def in_order(gpus: Iterable[GpuView]) -> list[GpuView]:
 def matrix(gpus: Sequence[GpuView]) -> Matrix:
     """The links between these GPUs, computed once per node.
 
-    The key has the ids of the link mappings. The cache keeps the mappings alive, so an id is not reused.
+    The key has the ids of the link mappings, which the cache keeps alive: so no id is used twice.
     """
     mappings = [each for gpu in gpus for each in (gpu.nvlink, gpu.topology)]
     key = (tuple(gpu.uuid for gpu in gpus), tuple(map(id, mappings)))

@@ -8,10 +8,10 @@ from mooring.scheduler.packing.shapes import Shape
 from mooring.scheduler.packing.states import Bools, Ints, States, StateTable
 
 NO_FIT = -1
-# Forty thousandths of a GPU. A fixed node order breaks ties, which fills one node after the other. Finer
-# steps than the accuracy of the expectation would spread requests over all nodes.
+# A step of the score: forty thousandths of a GPU. A fixed node order breaks ties, which fills one node after
+# the other. Steps finer than the accuracy of the expectation would spread requests over all nodes.
 _STEP = 40 * UNIT
-_MIDDLE = 1 << 13
+_MIDDLE = 1 << 13  # the score of a move that leaves the waste unchanged
 _UNKNOWN = -2
 _DEDUPLICATE_ABOVE = 8
 
@@ -22,7 +22,7 @@ class Waste:
     def __init__(self, potential: Potential, table: StateTable) -> None:
         self._potential = potential
         self._table = table
-        self._known = 0  # classes
+        self._known = 0  # classes of which the needs are known
         self._needs = potential.needs(())
 
     def of(self, states: States) -> Ints:
@@ -45,22 +45,22 @@ class Moves:
         self._table = table
         self._waste = waste
         self._scores = np.full(table.capacity, _UNKNOWN, np.int64)
-        self._positions = np.zeros(table.capacity, np.int16)
-        self._cpu = np.zeros(0, np.int64)
+        self._positions = np.zeros(table.capacity, np.int16)  # a share's GPU, or the group of whole GPUs
+        self._cpu = np.zeros(0, np.int64)  # milli needed, by class
         self._allowed = np.zeros((0, table.width), np.bool_)  # GPUs of an accepted model, by class
         self._groups = np.zeros((0, table.width), np.int64)  # the model's number within its class
         self.add_classes()
 
     def add_classes(self) -> None:
         """Add the classes that are new in the table."""
-        kinds = self._table.kinds
-        if len(self._cpu) == len(kinds):
+        layouts = self._table.layouts
+        if len(self._cpu) == len(layouts):
             return
-        self._cpu = np.array([self._shape.takes(kind.value)[0] for kind in kinds], np.int64)
-        self._allowed = np.zeros((len(kinds), self._table.width), np.bool_)
-        self._groups = np.zeros((len(kinds), self._table.width), np.int64)
-        for number, kind in enumerate(kinds):
-            for group, (model, positions) in enumerate(kind.groups.items()):
+        self._cpu = np.array([self._shape.takes(layout.node_class)[0] for layout in layouts], np.int64)
+        self._allowed = np.zeros((len(layouts), self._table.width), np.bool_)
+        self._groups = np.zeros((len(layouts), self._table.width), np.int64)
+        for number, layout in enumerate(layouts):
+            for group, (model, positions) in enumerate(layout.groups.items()):
                 self._allowed[number, positions] = not self._shape.models or model in self._shape.models
                 self._groups[number, positions] = group
 
@@ -87,7 +87,7 @@ class Moves:
         if self._shape.share:
             return (first,)
         states = self._table.states(np.array([number]))
-        usable = self._usable(states)[0] & (self._groups[int(states.kinds[0])] == first)
+        usable = self._usable(states)[0] & (self._groups[int(states.classes[0])] == first)
         return tuple(int(position) for position in np.flatnonzero(usable)[: self._shape.gpus])
 
     def _compute(self, numbers: Ints) -> None:
@@ -96,8 +96,8 @@ class Moves:
         origins, gpu_free, positions = self._alternatives(states)
         if not len(origins):
             return
-        kinds = states.kinds[origins]
-        after = States(kinds, states.cpu_milli[origins] - self._cpu[kinds], gpu_free)
+        classes = states.classes[origins]
+        after = States(classes, states.cpu_milli[origins] - self._cpu[classes], gpu_free)
         waste = self._waste.of(states.joined(after))
         scores = score(waste[origins] - waste[len(states) :])
         # Later writes overwrite: write by ascending score, and of equal scores the first alternative last.
@@ -107,23 +107,23 @@ class Moves:
         self._positions[chosen] = positions[order]
 
     def _alternatives(self, states: States) -> tuple[Ints, Ints, Ints]:
-        """Each possible move: its row in `states`, what is then free per GPU, and its position or group."""
+        """Each possible move: its row in `states`, what is then free per GPU, its entry of `_positions`."""
         shape = self._shape
-        enough_cpu = states.cpu_milli >= self._cpu[states.kinds]
+        enough_cpu = states.cpu_milli >= self._cpu[states.classes]
         gpu_free = np.abs(states.gpu_free)
         if not shape.gpus:
             origins = np.flatnonzero(enough_cpu)
             return origins, gpu_free[origins], np.zeros(len(origins), np.int64)
         usable = self._usable(states) & enough_cpu[:, None]
         if shape.share:
-            # GPUs of a model are sorted by what is free: the first of equal ones stands for all.
+            # GPUs of a model are sorted by what is free: of equal ones, only the first is tried.
             duplicate = states.gpu_free[:, 1:] == states.gpu_free[:, :-1]
             usable[:, 1:] &= ~(duplicate & usable[:, :-1])
             origins, positions = np.nonzero(usable)
             after = gpu_free[origins]
             after[np.arange(len(origins)), positions] -= shape.gpu_milli
             return origins, after, positions
-        groups = self._groups[states.kinds]
+        groups = self._groups[states.classes]
         last = int(groups.max())
         if last == 0:
             return self._whole_gpus(gpu_free, usable, 0)
@@ -138,9 +138,9 @@ class Moves:
         return origins, np.where(allocated[origins], 0, gpu_free[origins]), np.full(len(origins), group)
 
     def _usable(self, states: States) -> Bools:
-        """The GPUs of an accepted model that have enough free and are not closed to the shape."""
+        """The GPUs of an accepted model that have enough free; what is free of a closed GPU is negative."""
         needed = self._shape.gpu_milli if self._shape.share else WHOLE_MILLI
-        usable: Bools = (states.gpu_free >= needed) & self._allowed[states.kinds]
+        usable: Bools = (states.gpu_free >= needed) & self._allowed[states.classes]
         return usable
 
 

@@ -1,4 +1,4 @@
-"""The fixed properties of nodes, shared by equal nodes, and which of their GPUs suit a request."""
+"""Node kinds: the fixed properties of nodes that rules read, while packing reads those of `NodeClass`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """A node kind. `gpu_count` counts GPUs with MIG enabled once; `places` has their devices."""
+    """Nodes with equal hardware. A GPU with MIG enabled counts once; its MIG devices are in `places`."""
 
     cpu_milli: int
     allocatable_mib: int
@@ -52,14 +52,14 @@ class NodeKind:
 
 @dataclass(frozen=True, slots=True)
 class Suitable:
-    """The models of a node kind that suit a request, by preference, and the places that do not."""
+    """The models of a node kind that have suitable places for a request, by preference."""
 
-    models: tuple[tuple[int, str], ...]  # rank and key
-    unsuitable: tuple[int, ...]  # of a model of which other places suit
+    models: tuple[tuple[int, str], ...]  # rank in the order of preference, `Place.key`
+    unsuitable: tuple[int, ...]  # places whose model suits because of other places
 
 
 def places_of(node: NodeView) -> Iterator[DeviceView]:
-    """All places, in an order that does not depend on the order in which the node reports them."""
+    """The devices by place, in an order that does not depend on that in which the node reports them."""
     for gpu in links.in_order(node.gpus):
         if not gpu.mig_enabled:
             yield gpu, None
@@ -78,14 +78,14 @@ def kind_of(node: NodeView, devices: list[DeviceView]) -> NodeKind:
 
 @lru_cache(maxsize=4096)
 def _place(model: str, memory_mib: int, compute_capability: str | None, profile: str | None) -> Place:
-    # No model name has a line break in it. The device's UUID is left out: it makes no other kind.
+    # No model name contains a line break. UUIDs are left out, so that nodes with equal MIG devices are equal.
     key = model if profile is None else f"{profile}\n{model}"
     mig = () if profile is None else (MigView("", profile, free=True),)
     return Place(key, model, memory_mib, compute_capability, mig)
 
 
 def _size(place: Place) -> int:
-    """Orders by memory in GiB (drivers hide a varying few MiB), then by compute capability."""
+    """A number that orders by memory in GiB (drivers hide a few MiB), then by compute capability."""
     memory_mib = gpu_rules.mig_memory_mib(place.mig[0].profile) if place.mig else place.memory_mib
     major, minor = (*gpu_rules.version(place.compute_capability or ""), 0, 0)[:2]
     return (round(memory_mib / 1024) * 100 + major) * 100 + minor
@@ -112,7 +112,7 @@ def _milli_free(gpu: GpuView, device: MigView | None) -> int:
 
 
 def owner_of(request: Request) -> str:
-    """The project for shares, since all shares of a GPU belong to one project; else empty."""
+    """The project of a share, since all shares of a GPU belong to one project; otherwise empty."""
     return request.project_id if request.gpu_milli < WHOLE_MILLI else ""
 
 

@@ -15,7 +15,7 @@ MAX_LOGGED = 65_536
 _SIZE_BITS = 8
 RANK_BITS = _SIZE_BITS + TIE_BITS
 
-_NO_KIND = -1
+_NO_CLASS = -1
 
 
 class NodeTable:
@@ -25,15 +25,15 @@ class NodeTable:
         self.table = StateTable()
         self.ids: list[str] = []
         self.indexes: dict[str, int] = {}
-        self._kinds: list[int] = []
+        self._classes: list[int] = []
         self._cpu: list[int] = []
         self._gpu_free: list[list[int]] = []
         self._owners: list[list[str]] = []
         self._ties: list[int] = []
-        self._sizes: list[int] = []  # each class's smallest GPU, in ascending order
-        self.kinds = np.zeros(64, np.int64)
+        self._sizes: list[int] = []  # distinct sizes of the classes' smallest GPUs, ascending
+        self.classes = np.zeros(64, np.int64)
         self.memory = np.zeros(64, np.int64)  # MiB free
-        self.states = np.zeros(64, np.int64)  # for a request without an owner
+        self.states = np.zeros(64, np.int64)  # of a node for a request without an owner
         self.ranks = np.zeros(64, np.int64)  # of `RANK_BITS`; the highest is preferred
         self.present = np.zeros(64, np.bool_)
         self.shared: set[int] = set()  # nodes with a shared GPU
@@ -46,7 +46,7 @@ class NodeTable:
     def node(self, index: int) -> FleetNode:
         return FleetNode(
             self.ids[index],
-            self.table.kinds[self._kinds[index]].value,
+            self.table.layouts[self._classes[index]].node_class,
             self._cpu[index],
             int(self.memory[index]),
             tuple(self._gpu_free[index]),
@@ -58,10 +58,10 @@ class NodeTable:
         index = self.indexes.get(node.id)
         if index is None:
             index = self._add(node)
-        kind = self.table.kind(node.kind)
-        if kind != self._kinds[index]:
-            self.kinds[index] = self._kinds[index] = kind
-            self._rank(index)
+        class_number = self.table.class_number(node.node_class)
+        if class_number != self._classes[index]:
+            self.classes[index] = self._classes[index] = class_number
+            self._set_rank(index)
         self._cpu[index] = node.cpu_milli_free
         self._gpu_free[index] = list(node.gpu_milli_free)
         self._owners[index] = list(node.owners or [""] * len(node.gpu_milli_free))
@@ -79,10 +79,11 @@ class NodeTable:
         """Allocate (-1) or release (+1) what a request uses on a node.
 
         Raises:
-            ValueError: more than is free or was allocated, or a GPU of another owner; nothing has changed.
+            ValueError: more than is free, more of a GPU than was allocated, or a GPU that another owner
+                shares; nothing has changed.
         """
-        kind = self.table.kinds[self._kinds[index]].value
-        cpu_milli, memory_mib = (sign * amount for amount in shape.takes(kind))
+        node_class = self.table.layouts[self._classes[index]].node_class
+        cpu_milli, memory_mib = (sign * amount for amount in shape.takes(node_class))
         gpu_free, owners = list(self._gpu_free[index]), list(self._owners[index])
         for place in gpus:
             if sign < 0 and shape.share and owners[place] not in {"", shape.owner}:
@@ -113,11 +114,11 @@ class NodeTable:
 
     def state_for(self, index: int, gpu_free: Sequence[int]) -> int:
         """The number of the node's state if this is free on its GPUs."""
-        return self.table.number(self._kinds[index], self._cpu[index], gpu_free)
+        return self.table.number(self._classes[index], self._cpu[index], gpu_free)
 
     def places(self, index: int, gpu_free: Sequence[int], positions: Iterable[int]) -> tuple[int, ...]:
         """The places on the node of the GPUs at these positions of the state."""
-        group = self.table.kinds[self._kinds[index]].group
+        group = self.table.layouts[self._classes[index]].group
         order = sorted(range(len(gpu_free)), key=lambda place: (group[place], gpu_free[place], place))
         return tuple(sorted(order[position] for position in positions))
 
@@ -135,19 +136,19 @@ class NodeTable:
             self._update(index)
 
     def _update(self, index: int) -> None:
-        self.states[index] = self.table.number(self._kinds[index], self._cpu[index], self._gpu_free[index])
+        self.states[index] = self.table.number(self._classes[index], self._cpu[index], self._gpu_free[index])
         if any(self._owners[index]):
             self.shared.add(index)
         else:
             self.shared.discard(index)
         self._log_change(index)
 
-    def _rank(self, index: int) -> None:
-        size = self.table.kinds[self._kinds[index]].size
+    def _set_rank(self, index: int) -> None:
+        size = self.table.layouts[self._classes[index]].size
         if size not in self._sizes:
             insort(self._sizes, size)
             for known in range(len(self)):
-                self._rank(known)
+                self._set_rank(known)
                 self._log_change(known)
             return
         larger = len(self._sizes) - 1 - bisect_left(self._sizes, size)
@@ -162,12 +163,12 @@ class NodeTable:
     def _add(self, node: FleetNode) -> int:
         index = len(self.ids)
         if index == len(self.present):
-            for name in ("kinds", "memory", "states", "ranks", "present"):
+            for name in ("classes", "memory", "states", "ranks", "present"):
                 old = getattr(self, name)
                 setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
         self.indexes[node.id] = index
         self.ids.append(node.id)
-        self._kinds.append(_NO_KIND)
+        self._classes.append(_NO_CLASS)
         self._cpu.append(0)
         self._gpu_free.append([])
         self._owners.append([])

@@ -1,6 +1,6 @@
 """The expected waste of a node state: the free GPU capacity that the expected requests cannot use.
 
-The sum of three kinds of waste, each in thousandths of a GPU and averaged over the workload:
+The waste is the sum of three kinds, each in thousandths of a GPU and averaged over the workload:
 
 - *stranded* (the fragment of FGD): what the next request cannot use, because the node lacks CPUs or whole
   GPUs for it, or the free part of a GPU is too small.
@@ -22,13 +22,13 @@ from mooring.scheduler.packing.states import Bools, Ints, States
 # Weights are whole numbers, so that sums do not depend on order or batch.
 UNIT = 1 << 16
 _PLENTY = 1 << 20
-# The rows of a batch, so that intermediate arrays fit the processor's cache.
+# States in a batch: few enough that intermediate arrays fit the processor's cache.
 _BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An expected shape, and the weights of its two kinds of waste."""
+    """An expected shape, and the weights of two kinds of waste for it."""
 
     shape: Shape
     stranded: float = 0.0
@@ -37,10 +37,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What each target needs on each node class, numbered as in the states to be scored."""
+    """What each target needs on each node class: a row per target, a column per class number."""
 
     cpu_milli: Ints
-    hosts: Bools
+    hosts: Bools  # whether the class has a model that the target accepts
 
 
 class Potential:
@@ -73,11 +73,11 @@ class Potential:
         self._small = np.where(self._copies == 0, gpu_free, 0)
         self._worthless = _in_units(worthless) * (gpu_free - (gpu_free if values is None else values))
 
-    def needs(self, kinds: Sequence[NodeClass]) -> Needs:
-        cpu = [[shape.takes(kind)[0] for kind in kinds] for shape in self._shapes]
-        hosts = [[_can_host(kind, shape) for kind in kinds] for shape in self._shapes]
+    def needs(self, classes: Sequence[NodeClass]) -> Needs:
+        cpu = [[shape.takes(node_class)[0] for node_class in classes] for shape in self._shapes]
+        hosts = [[_can_host(node_class, shape) for node_class in classes] for shape in self._shapes]
         # Without shapes, the number of columns would be lost.
-        size = len(self._shapes), len(kinds)
+        size = len(self._shapes), len(classes)
         return Needs(np.array(cpu, np.int64).reshape(size), np.array(hosts, np.bool_).reshape(size))
 
     def of(self, states: States, needs: Needs) -> Ints:
@@ -96,7 +96,7 @@ class Potential:
             copies = self._copies.take(gpu_free, axis=1).sum(axis=2).take(self._size, axis=0)
             if self._several:
                 copies //= self._gpus
-            copies = np.minimum(copies, _by_cpu(needs, states)) * needs.hosts.take(states.kinds, axis=1)
+            copies = np.minimum(copies, _by_cpu(needs, states)) * needs.hosts.take(states.classes, axis=1)
             small = self._small.take(gpu_free, axis=1).sum(axis=2).take(self._size, axis=0)
             waste += self._stranded @ np.where(copies > 0, small, total)
             waste += self._unfilled @ (total - copies * self._amount)
@@ -105,7 +105,7 @@ class Potential:
 
 def _by_cpu(needs: Needs, states: States) -> Ints:
     """How many of each target the free CPUs of each state can host."""
-    needed = needs.cpu_milli.take(states.kinds, axis=1)
+    needed = needs.cpu_milli.take(states.classes, axis=1)
     by_cpu = np.maximum(0, states.cpu_milli) // np.maximum(1, needed)
     return np.where(needed > 0, by_cpu, _PLENTY)
 
@@ -114,5 +114,5 @@ def _in_units(weight: float) -> int:
     return round(weight * UNIT)
 
 
-def _can_host(kind: NodeClass, shape: Shape) -> bool:
-    return not shape.models or not shape.models.isdisjoint(kind.models)
+def _can_host(node_class: NodeClass, shape: Shape) -> bool:
+    return not shape.models or not shape.models.isdisjoint(node_class.models)

@@ -10,7 +10,7 @@ TIE_BITS = 40
 
 @dataclass(frozen=True, slots=True)
 class NodeClass:
-    """The fixed properties of a node. Totals are what instances may use, not what the hardware has."""
+    """The fixed properties of a node. CPUs and memory are those that instances may use, not all there are."""
 
     cpu_milli: int
     memory_mib: int
@@ -20,14 +20,14 @@ class NodeClass:
 
 @dataclass(frozen=True, slots=True)
 class FleetNode:
-    """The current state of a node. `gpu_milli_free` is 0 for an unusable GPU (unhealthy, reserved)."""
+    """What is free on a node. Of an unhealthy GPU, 0 is free; of CPUs and memory of a closed node, -1."""
 
     id: str
-    kind: NodeClass
+    node_class: NodeClass
     cpu_milli_free: int
     memory_mib_free: int
     gpu_milli_free: tuple[int, ...]
-    owners: tuple[str, ...] = ()  # of each shared GPU; "" if it is not shared; (): all ""
+    owners: tuple[str, ...] = ()  # of the shares on each GPU; "": not shared; (): no GPU is shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +49,26 @@ class Shape:
     def share(self) -> bool:
         return self.gpus == 1 and self.gpu_milli < WHOLE_MILLI
 
-    def takes(self, kind: NodeClass) -> tuple[int, int]:
+    def takes(self, node_class: NodeClass) -> tuple[int, int]:
         """The CPUs (milli) and memory (MiB) needed on a node of this class."""
         cpu_milli, memory_mib = self.cpu_milli, self.memory_mib
         if cpu_milli is None:
-            cpu_milli = self._share_of(kind.cpu_milli, kind)
+            cpu_milli = self._share_of(node_class.cpu_milli, node_class)
         if memory_mib is None:
-            memory_mib = self._share_of(kind.memory_mib, kind)
+            memory_mib = self._share_of(node_class.memory_mib, node_class)
         return cpu_milli, memory_mib
 
-    def _share_of(self, total: int, kind: NodeClass) -> int:
-        node_milli = len(kind.models) * WHOLE_MILLI
+    def _share_of(self, total: int, node_class: NodeClass) -> int:
+        node_milli = len(node_class.models) * WHOLE_MILLI
         return total * min(self.gpus * self.gpu_milli, node_milli) // node_milli if node_milli else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A possible placement. The best has the highest score; `gpus` are places on the node."""
+    """A possible placement; the highest score is the best."""
 
     node: int  # index in the fleet
-    gpus: tuple[int, ...]
+    gpus: tuple[int, ...]  # places on the node
     score: int
 
 

@@ -2,8 +2,8 @@
 
 Packing the expected mix of shares into the fewest GPUs is the cutting-stock problem. The dual of its linear
 relaxation gives each size a price: what one more share of that size costs, in thousandths of a GPU, given
-what fits beside it. The value of a free part is that of its best fill at these prices: 190 free beside a
-share of 810 has no value if no request is that small.
+what fits beside it. The value of a free part is that of the shares that best fill it at these prices: 190
+free beside a share of 810 have no value if every request is larger.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def free_milli_values(shares: Mapping[int, float]) -> NDArray[np.int64]:
 
 
 def _prices(sizes: NDArray[np.int64], demand: Floats) -> Floats:
-    """The dual prices, by column generation: a pattern with a value above one GPU becomes a constraint."""
+    """The dual prices, by column generation: a set of shares worth more than a GPU becomes a constraint."""
     from scipy.optimize import linprog  # noqa: PLC0415 (0.4 s, which only clusters with shares need)
 
     patterns = {
@@ -61,7 +61,7 @@ def _prices(sizes: NDArray[np.int64], demand: Floats) -> Floats:
 
 
 def _best_fill(sizes: NDArray[np.int64], prices: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """The value of the best fill of each free amount, and its last share (-1: as for a smaller amount)."""
+    """The value of the best fill of each free amount, and the last size in it (-1: as a smaller amount)."""
     values = np.zeros(WHOLE_MILLI + 1)
     last = np.full(WHOLE_MILLI + 1, -1)
     step = int(np.gcd.reduce(np.append(sizes, WHOLE_MILLI)))

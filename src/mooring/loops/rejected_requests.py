@@ -1,23 +1,23 @@
-"""Records the rejected requests of the last minute in the audit log."""
+"""Records the rejected requests of the last minute in the audit log, also at the end of the process."""
 
-from mooring.control.audit import refusals
-from mooring.control.audit.refusals import RejectedRequests
+from mooring.control.audit import rejected_requests
+from mooring.control.audit.rejected_requests import RejectedRequests
 from mooring.db.session import Database
 from mooring.loops.loop import Loop
 
 RECORD_EVERY_S = 60.0
 
 
-class RefusedRequests(Loop):
+class RejectionAudit(Loop):
     def __init__(self, database: Database, counted: RejectedRequests) -> None:
         super().__init__(database)
         self.interval_s = RECORD_EVERY_S
         self._counted = counted
 
     def tick(self) -> None:
-        if refused := self._counted.take():
+        if rejected := self._counted.take():
             with self.database.write() as session:
-                refusals.record(session, refused)
+                rejected_requests.record(session, rejected)
 
     def stop(self) -> None:
         super().stop()

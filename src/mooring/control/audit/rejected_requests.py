@@ -16,7 +16,7 @@ from mooring.core.access import Access, Caller, Permission
 
 FORBIDDEN: Final = "access.forbidden"
 UNAUTHORIZED: Final = "access.unauthorized"
-# Per minute: callers with a row of their own, and names listed in each row.
+# Limits per minute: callers with a row of their own, and operations or addresses listed in each row.
 MAX_CALLERS: Final = 20
 MAX_NAMES: Final = 20
 _OTHERS: Final = "others"
@@ -48,7 +48,7 @@ class RejectedRequests:
         self._rejected: dict[str, _Rejections] = {}
 
     def forbidden(self, caller: Caller, operation: str) -> None:
-        """Count a request of a known caller without the permission."""
+        """Count a request of a known caller who lacks the permission."""
         with self._lock:
             if caller.id not in self._rejected and len(self._rejected) >= MAX_CALLERS:
                 caller = _MANY
@@ -69,6 +69,6 @@ class RejectedRequests:
 
 
 def record(session: Session, rejected: list[_Rejections]) -> None:
-    for one in rejected:
-        access = Access(one.caller, Permission.READ, one.action)
-        audit_log.record(session, access, None, None, after=one.after())
+    for each in rejected:
+        access = Access(each.caller, Permission.READ, each.action)
+        audit_log.record(session, access, None, None, after=each.after())
