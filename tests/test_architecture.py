@@ -77,6 +77,17 @@ def test_signal_handlers_only_write_to_a_pipe() -> None:
     assert [each for each in handlers if not allowed.fullmatch(each[1])] == []
 
 
+def test_tests_wait_for_conditions_and_never_sleep() -> None:
+    """A test that sleeps is too short on a busy machine and too long on an idle one."""
+    sleeps = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and _called(node) == "sleep" and ast.unparse(node) != "asyncio.sleep(0)"
+    ]
+    assert sleeps == []
+
+
 def test_no_two_modules_define_classes_of_one_name() -> None:
     """Except tables and schemas: a table, its schema and a class elsewhere may share a name."""
     where: dict[str, list[str]] = {}
