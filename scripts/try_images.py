@@ -7,7 +7,8 @@ docker-compose and the parts of the test bed. It takes minutes and downloads Deb
 run it.
 
 No image comes from a registry. A Debian tree with its own Python and PostgreSQL replaces python:3.12-slim and
-postgres:16, wheels in that tree replace the package index, and the test bed's stand-ins NVIDIA's parts.
+postgres:16, wheels in that tree replace the package index,
+and the stand-ins of the test bed replace NVIDIA's parts.
 """
 
 import base64

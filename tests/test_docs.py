@@ -26,7 +26,7 @@ MAX_GLOSSARY_LINES = 61
 TERMS = re.split(
     r",\s+",
     """project, instance, group, share, reservation, quota, node, agent, GPU, MIG device, device, allocation,
-    attempt, session, generation, revision, report, incident, request, workload, scheduling cycle, snapshot,
+    attempt, session, generation, revision, report, incident, request, unit, scheduling cycle, snapshot,
     cluster state, placement, refusal, backfill slot, forecast, eviction, explanation, operation, loop,
     answer""",
 )

@@ -5,7 +5,6 @@ import json
 import select
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -107,11 +106,10 @@ class _Handler(BaseHTTPRequestHandler):
         with config.lock:
             config.waiting.append(self.path)
         try:
-            while not (config.ended.is_set() or _is_closed(self.connection)):
+            while not (config.ended.wait(0.05) or _is_closed(self.connection)):
                 if bytes_per_s:
                     self.wfile.write(b"\0" * max(1, bytes_per_s // 20))
                     self.wfile.flush()
-                time.sleep(0.05)
         except OSError:
             pass
         finally:
