@@ -23,7 +23,7 @@ from tests.agent.nvml_children import (
 )
 from tests.testbed.nvml.standin import uuid_of
 
-# The facts of a GPU that a failure of each call changes, with their values without it.
+# By call: the facts of a GPU that are unknown if the call fails, with the values that they then have.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "nvmlDeviceGetName": {"model": "unknown"},
     "nvmlDeviceGetMinorNumber": {"minor_number": None},

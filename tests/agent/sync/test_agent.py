@@ -671,7 +671,7 @@ def test_a_brief_answer_takes_nothing_from_the_node(node: Node) -> None:
     assert any(report.brief for _, report in node.server.reports)
 
 
-def test_an_idle_agent_makes_one_call_per_interval(node: Node) -> None:
+def test_an_idle_agent_makes_at_most_one_call_per_interval(node: Node) -> None:
     node.server.report_interval_s = 0.5
     node.begin()
     node.await_reports(3)

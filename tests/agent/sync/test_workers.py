@@ -40,7 +40,7 @@ def tasks() -> Tasks:
     return Tasks()
 
 
-def test_all_tasks_are_run_with_at_most_limit_at_a_time(tasks: Tasks) -> None:
+def test_all_tasks_are_run_but_at_most_the_limit_at_a_time(tasks: Tasks) -> None:
     workers = Workers("w", 3)
     for _ in range(10):
         workers.submit(tasks.of("a"))
