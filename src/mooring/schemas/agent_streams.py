@@ -1,6 +1,6 @@
 """Messages of log and exec streams between a node and a replica (`/agent/v1/stream…`)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -68,6 +68,10 @@ class StreamFrame(Peer):
     exit_code: int | None = None
     end: bool = False
     error: StreamError | None = None
+
+    @classmethod
+    def of_error(cls, code: str, message: str) -> Self:
+        return cls(error=StreamError(code=code, message=message))
 
     @property
     def is_last(self) -> bool:

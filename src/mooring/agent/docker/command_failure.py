@@ -3,7 +3,8 @@
 docker-init reaps zombies and forwards SIGTERM. Without docker-init, the command is process 1: unless it
 handles SIGTERM, the signal has no effect, and a stop takes the whole grace period. But with docker-init, the
 engine reports a successful start even if the command cannot be run. The container then exits with 127 if the
-command does not exist, and otherwise with 126, as a shell does.
+command does not exist, with 126 if it may not be executed, and with 1 after any other error, which looks like
+an exit of the command itself.
 """
 
 import logging

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mooring.agent.docker.client import Engine
 from mooring.agent.docker.errors import EngineRefused
-from mooring.agent.docker.streams import ByteStream, Demultiplexer, StreamName, error_frame
+from mooring.agent.docker.streams import ByteStream, Demultiplexer, StreamName
 from mooring.agent.runtime import RuntimeUnavailable
 from mooring.schemas.agent_streams import ExecRequest, StreamFrame
 
@@ -41,7 +41,7 @@ def exec_frames(
     except EngineRefused as refusal:
         if refusal.status not in {404, 409}:
             raise
-        yield error_frame("not_running", "the instance is not running; start it first")
+        yield StreamFrame.of_error("not_running", "the instance is not running; start it first")
 
 
 def _run(
@@ -54,7 +54,7 @@ def _run(
             yield StreamFrame(exit_code=_exit_code(engine, exec_id))
         else:
             message = f"the command did not end within {request.timeout_s} s and was killed"
-            yield error_frame("exec_timeout", message)
+            yield StreamFrame.of_error("exec_timeout", message)
     finally:
         # Kill also if the reader closed the iterator: nothing else would enforce the timeout then.
         if not ended:

@@ -6,16 +6,15 @@ from collections.abc import Generator, Iterator
 from datetime import UTC, datetime
 from typing import Final
 
+from mooring.agent.decide.reconcile import ENDED
 from mooring.agent.docker.client import Engine
 from mooring.agent.docker.errors import EngineRefused
-from mooring.agent.docker.streams import ByteStream, Demultiplexer, StreamName, error_frame
+from mooring.agent.docker.streams import ByteStream, Demultiplexer, StreamName
 from mooring.agent.runtime import RuntimeUnavailable
 from mooring.core.text import MAX_LINE_BYTES, clean_line
 from mooring.schemas.agent_streams import LogsRequest, StreamFrame
 
 KEEP_ALIVE_S: Final = 10.0
-
-_ENDED = {"exited", "dead"}
 
 
 def log_frames(engine: Engine, container_id: str, request: LogsRequest) -> Generator[StreamFrame, None, None]:
@@ -27,7 +26,7 @@ def log_frames(engine: Engine, container_id: str, request: LogsRequest) -> Gener
     try:
         params = _params(request)
     except ValueError:
-        yield error_frame("bad_since", "`since` is not a time like 2026-11-21T08:00:00Z")
+        yield StreamFrame.of_error("bad_since", "`since` is not a time like 2026-11-21T08:00:00Z")
         return
     stream = engine.stream("GET", f"/containers/{container_id}/logs", params=params, headers_in_s=10)
     try:
@@ -36,7 +35,9 @@ def log_frames(engine: Engine, container_id: str, request: LogsRequest) -> Gener
     except EngineRefused as refusal:
         if refusal.status not in {404, 409}:
             raise
-        yield error_frame("not_found", "the container of the instance was removed, and its logs with it")
+        yield StreamFrame.of_error(
+            "not_found", "the container of the instance was removed, and its logs with it"
+        )
     finally:
         stream.close()
 
@@ -103,6 +104,6 @@ def _lines(stream: ByteStream) -> Iterator[StreamFrame]:
 
 def _end(engine: Engine, container_id: str, *, follow: bool) -> StreamFrame:
     # An engine that shuts down ends its streams as if the containers had ended.
-    if follow and (status := engine.container(container_id)["State"]["Status"]) not in _ENDED:
+    if follow and (status := engine.container(container_id)["State"]["Status"]) not in ENDED:
         raise RuntimeUnavailable(f"the engine ended the logs of a container that is {status}")
     return StreamFrame(end=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from mooring.agent.decide.reconcile import key_of
+from mooring.agent.decide.reconcile import ENDED, key_of
 from mooring.agent.decide.snapshot import Key
 from mooring.agent.docker.client import Document, Engine
 from mooring.agent.docker.container_records import ContainerRecord, ContainerRecords, TooManyContainersError
@@ -25,7 +25,6 @@ from mooring.core.text import printable
 from mooring.schemas.agent import Assignment, Endpoint, Orphan
 
 _NEVER = "0001-01-01T00:00:00Z"  # Go's zero time
-_ENDED = {"exited", "dead"}
 # If a container is restarted by hand between two lists, its ports change but the lists are equal.
 _MAX_AGE_S = 60.0
 MAX_ORPHANS: Final = 1000
@@ -198,7 +197,7 @@ class Observer:
         if (container := self._as_recorded(entry["Id"], status, control_plane_id)) is None:
             return None
         match = re.match(r"\w+ \((-?\d+)\)", entry.get("Status") or "")
-        return replace(container, exit_code=int(match[1]) if match and status in _ENDED else None)
+        return replace(container, exit_code=int(match[1]) if match and status in ENDED else None)
 
     def _find_record(self, inspected: Document, control_plane_id: str | None) -> ContainerRecord | None:
         """Return the container's record, derived if there is none; None if the container is foreign."""
@@ -240,7 +239,7 @@ def _is_made_for(assignment: Assignment, found: ContainerRecord) -> bool:
 def container_of(inspected: Document, record: ContainerRecord, address: str) -> Container:
     """Return the container of an "inspect" answer, with the devices of its record."""
     state = inspected["State"]
-    ended = state["Status"] in _ENDED
+    ended = state["Status"] in ENDED
     return Container(
         instance_id=record.instance_id,
         attempt=record.attempt,

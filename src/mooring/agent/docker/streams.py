@@ -16,7 +16,6 @@ from requests import Response
 from mooring.agent.docker.errors import engine_call
 from mooring.agent.docker.transport import listening_to_connections
 from mooring.agent.runtime import RuntimeUnavailable
-from mooring.schemas.agent_streams import StreamError, StreamFrame
 
 StreamName = Literal["stdout", "stderr"]
 
@@ -140,7 +139,3 @@ class Demultiplexer:
             payload = bytes(self._buffer[_HEADER_BYTES:end])
             del self._buffer[:end]
             yield name, payload
-
-
-def error_frame(code: str, message: str) -> StreamFrame:
-    return StreamFrame(error=StreamError(code=code, message=message))

@@ -29,7 +29,7 @@ def mismatch(
     wanted = set() if simulated else set(uuids)
     requested, counted = requested_devices(host)
     if counted or set(requested) != wanted:
-        got = "GPUs by number" if counted else _names(set(requested))
+        got = "GPUs that were not requested by UUID" if counted else _names(set(requested))
         return _reason(f"it got {got} instead of {_names(wanted)}")
     by_driver = any(request["Driver"] != "cdi" for request in host.get("DeviceRequests") or [])
     visible = _values(inspected["Config"]["Env"] or [], VISIBLE_DEVICES)

@@ -93,7 +93,7 @@ class GpuEvent(TypedDict):
 class UnreadableGpu(TypedDict):
     """A GPU that the driver counts but that cannot be read; one that cannot be opened has no UUID.
 
-    `code`: one of calls.CODES, odd_uuid, or memory_unknown (GB10 and Jetson have no memory of their own).
+    `code`: as from `calls.code`, odd_uuid, or memory_unknown (GB10 and Jetson have no memory of their own).
     """
 
     index: int

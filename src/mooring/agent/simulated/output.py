@@ -7,16 +7,12 @@ from typing import Final, NamedTuple
 
 from mooring.agent.runtime import Container
 from mooring.agent.timestamps import rfc3339
-from mooring.schemas.agent_streams import LogsRequest, StreamError, StreamFrame
+from mooring.schemas.agent_streams import LogsRequest, StreamFrame
 
 MAX_LINES: Final = 1000
 
-NOT_RUNNING: Final = StreamFrame(
-    error=StreamError(code="not_running", message="The instance has no running container")
-)
-NOT_FOUND: Final = StreamFrame(
-    error=StreamError(code="not_found", message="The instance no longer has a container")
-)
+NOT_RUNNING: Final = StreamFrame.of_error("not_running", "The instance has no running container")
+NOT_FOUND: Final = StreamFrame.of_error("not_found", "The instance no longer has a container")
 
 
 class _Line(NamedTuple):

@@ -17,7 +17,7 @@ from mooring.agent.decide.snapshot import Key
 from mooring.agent.runtime import Container, Runtime, RuntimeUnavailable
 from mooring.agent.sync.client import ControlPlaneClient, ControlPlaneError
 from mooring.agent.sync.workers import Workers
-from mooring.schemas.agent_streams import StreamError, StreamFrame, StreamRequest
+from mooring.schemas.agent_streams import StreamFrame, StreamRequest
 
 HEARTBEAT_S: Final = 5.0
 MAX_IDS: Final = 4096
@@ -84,12 +84,16 @@ class Streams:
     def _frames(self, request: StreamRequest) -> Iterator[StreamFrame]:
         container = self._container_of((request.instance_id, request.attempt))
         if container is None or (request.exec is not None and not is_live(container)):
-            return iter([_error("not_running", "The instance has no running container on its node")])
+            return iter(
+                [StreamFrame.of_error("not_running", "The instance has no running container on its node")]
+            )
         if request.exec is not None:
             return self._runtime.exec(container.container_id, request.exec)
         if request.logs is not None:
             return self._runtime.logs(container.container_id, request.logs)
-        return iter([_error("not_supported", "This node's agent is too old for this type of stream")])
+        return iter(
+            [StreamFrame.of_error("not_supported", "This node's agent is too old for this type of stream")]
+        )
 
 
 class _Pipe:
@@ -119,10 +123,12 @@ class _Pipe:
             self._pump(open_frames())
         except RuntimeUnavailable as error:
             log.warning("a stream failed: %s", error)
-            self._put(_error("docker_unavailable", "The node's container engine does not answer"))
+            self._put(
+                StreamFrame.of_error("docker_unavailable", "The node's container engine does not answer")
+            )
         except Exception:
             log.exception("a stream failed")
-            self._put(_error("internal_error", "The node's agent failed; see its log"))
+            self._put(StreamFrame.of_error("internal_error", "The node's agent failed; see its log"))
         finally:
             self._put(None)
 
@@ -148,7 +154,3 @@ class _Pipe:
                 continue
             return True
         return False
-
-
-def _error(code: str, message: str) -> StreamFrame:
-    return StreamFrame(error=StreamError(code=code, message=message))

@@ -120,7 +120,7 @@ class StreamRelay:
                     if frame.is_last:
                         return
         except TimeoutError:
-            yield StreamFrame(error=StreamError(code="node_timeout", message="the node stopped sending"))
+            yield StreamFrame.of_error("node_timeout", "the node stopped sending")
 
     async def close(self) -> None:
         self._watching.cancel()

@@ -7,9 +7,7 @@ from contextlib import contextmanager, suppress
 from mooring.schemas.agent_streams import StreamError, StreamFrame
 
 _BUFFERED_FRAMES = 256
-_ENDING = StreamFrame(
-    error=StreamError(code="server_ending", message="the control plane is shutting down; try again soon")
-)
+_ENDING = StreamFrame.of_error("server_ending", "the control plane is shutting down; try again soon")
 
 
 class Channel:
