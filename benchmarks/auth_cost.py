@@ -65,7 +65,7 @@ async def _round(app: ASGIApp, service: RunningService, key: str) -> tuple[float
     caller = await service.service._server._context.credentials.caller(key)
     with_s = without_s = 0.0
     for block in range(REQUESTS // BLOCK):
-        # The side that is first alternates.
+        # Alternate which of the two is measured first.
         for checked in (True, False) if block % 2 == 0 else (False, True):
             if checked:
                 with_s += await _cpu_s(app, key)

@@ -55,7 +55,7 @@ print_requirements() {
 } >&2
 
 make_venv() {
-    # Otherwise there is no .venv, or a broken one, whose Python was upgraded or removed.
+    # If this check fails, there is no .venv, or its Python was upgraded or removed.
     if is_fit "$VENV/bin/python" && "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
         echo "updating $VENV…"
         return

@@ -118,7 +118,10 @@ class SyncRequest(Peer):
 
     # Below the column's limit, so that the next session number fits.
     session: Annotated[int, Field(ge=0, lt=2**30)]
-    seq: Annotated[Count, Field(description="rises within a session; only the newest report is applied")]
+    seq: Annotated[
+        Count,
+        Field(description="rises within a session; a report older than the last applied one is ignored"),
+    ]
     generation: Annotated[
         Count,
         Field(description="generation of the last answer that the agent applied; 0: none in this session"),

@@ -46,9 +46,10 @@ def _send(engine: Engine, container_id: str, signal: str) -> bool:
 def kill(engine: Engine, container_id: str) -> None:
     """Send SIGKILL. If the container then does not end, raise its CPU limit.
 
-    A killed process ends when the kernel next runs it. A fork bomb may have used minutes of CPU time beyond
-    its limit, and the kernel runs none of its processes until that time has passed; meanwhile the engine does
-    not answer. A new limit, here all CPUs of the machine, ends this pause. Killed processes run no more code.
+    A killed process ends when the kernel next runs it. A container may have used minutes of CPU time beyond
+    its limit within system calls, such as those of a fork bomb, and the kernel runs none of its processes
+    until that time has passed; meanwhile the engine does not answer. A new limit, here all CPUs of the
+    machine, ends this pause. Killed processes run no more code.
     """
     try:
         _send(engine, container_id, "SIGKILL")

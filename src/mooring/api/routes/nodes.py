@@ -137,7 +137,7 @@ def approve_node(
     operation_id="renew_credential",
 )
 def renew_credential(node_id: str, context: Ctx, call: CurrentCall) -> Response:
-    """Renew a node credential. The agent fetches a new one; the old one is valid until its first use."""
+    """Renew a node credential. The agent fetches a new one; the old one works until the new one is used."""
 
     def act(session: Session) -> StoredAnswer:
         return _answer(session, call.access, nodes.request_renewal(session, call.access, node_id), 202)

@@ -38,7 +38,7 @@ class AssignmentLists:
 def of(
     session: Session, node: Node, rows: Sequence[Instance], known: Mapping[str, str] | None
 ) -> AssignmentLists:
-    """The assignments of a node's live instances, for each answer to a report that is not brief.
+    """The assignments of a node's live instances, for a full answer to a report.
 
     Args:
         rows: loaded without their specs, which are large (`without_specs`).

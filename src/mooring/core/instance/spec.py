@@ -123,7 +123,7 @@ def is_reserved_env(name: str) -> bool:
 
 
 class InstanceSpec(_SpecModel):
-    """What the user asked for. A PATCH changes only CHANGEABLE_FIELDS of the stored spec."""
+    """What the user asked for. Of the stored spec, a PATCH changes only `max_duration_s` and `priority`."""
 
     image: ImageReference
     command: Annotated[list[LongText] | None, Field(max_length=1024)] = None
