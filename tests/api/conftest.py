@@ -31,7 +31,6 @@ def shared_service(
             settings_for(
                 url,
                 folder / "data",
-                start_timeout_s=2,
                 # All clients have one address, and many use invalid keys on purpose.
                 rate_limits="off",
                 allowed_registries=("10.0.0.7:5000", "registry:5000"),

@@ -1,5 +1,11 @@
 """Time limits that stop instances: maximum duration, deadline of a drain, start timeout."""
 
+from datetime import timedelta
+
+from sqlalchemy import update
+
+from mooring.db.tables import Instance
+from mooring.db.types import now
 from tests.api.conftest import Sandbox
 from tests.nodes import observed
 from tests.testbed.waiting import wait_until
@@ -54,7 +60,6 @@ def test_a_drain_without_a_deadline_stops_nothing_and_uncordon_ends_it(sandbox: 
 
 
 def test_an_instance_that_exceeds_the_start_timeout_is_stopped(sandbox: Sandbox) -> None:
-    # The shared service has a start timeout of two seconds.
     slow = sandbox.placed()
     started = sandbox.running()
     sandbox.sync(
@@ -62,6 +67,10 @@ def test_an_instance_that_exceeds_the_start_timeout_is_stopped(sandbox: Sandbox)
         observed(started, "running"),
     )
     assert _state(sandbox, slow.instance_id) == ("starting", "pulling")
+    placed_at = now() - timedelta(seconds=sandbox.service.plane.settings.start_timeout_s + 1)
+    with sandbox.service.plane.database.write() as session:
+        ids = [slow.instance_id, started.instance_id]
+        session.execute(update(Instance).where(Instance.id.in_(ids)).values(scheduled_at=placed_at))
     wait_until(lambda: _state(sandbox, slow.instance_id) == ("stopping", "start_timeout"))
     for _ in range(2):  # the answer to the first report has the stop, the second report confirms it
         sandbox.sync(observed(started, "running"))

@@ -26,8 +26,8 @@ def _allocated_gpus(sandbox: Sandbox) -> int:
 
 @pytest.fixture
 def service_with_short_timeout(database_url: str, tmp_path: Path) -> Iterator[RunningService]:
-    """A service that marks a node unreachable one second after its last report."""
-    with running(settings_for(database_url, tmp_path / "data", unreachable_after_s=1)) as made:
+    """A service that marks a node unreachable three seconds after its last report."""
+    with running(settings_for(database_url, tmp_path / "data", unreachable_after_s=3)) as made:
         yield made
 
 
