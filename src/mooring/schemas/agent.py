@@ -120,7 +120,7 @@ class SyncRequest(Peer):
     session: Annotated[int, Field(ge=0, lt=2**30)]
     seq: Annotated[
         Count,
-        Field(description="rises within a session; a report older than the last applied one is ignored"),
+        Field(description="rises within a session; one not newer than the last applied report is ignored"),
     ]
     generation: Annotated[
         Count,

@@ -22,7 +22,7 @@ from tests.testbed.waiting import wait_until
 PIDS = 40
 FORK_BOMB = ["sh", "-c", "(while :; do sleep 1000 & done) 2>/dev/null; exec sleep 1000"]
 LONG_SYSTEM_CALL = ["dd", "if=/dev/urandom", "of=/dev/null", "bs=256M"]  # a read takes 0.7 s of CPU time
-PAUSED_AFTER_NS = 200_000_000  # 20 s of CPU time under the limit below, twice the engine client's timeout
+PAUSED_AFTER_NS = 200_000_000  # with 0.01 CPUs a pause of 20 s, twice the engine client's timeout
 FLOOD_KIB = 4096
 LOG_KIB = 64
 
@@ -44,9 +44,9 @@ def test_a_fork_bomb_is_limited_to_its_own_pids(node: DockerNode) -> None:
 
 
 def test_a_container_paused_by_its_cpu_limit_ends_when_killed(node: DockerNode) -> None:
-    """The kernel counts a whole system call before it pauses the process, as it does with a fork bomb.
+    """A system call runs to its end, far beyond the CPU limit; then the kernel pauses the process for long.
 
-    Kernels that pause processes within system calls let this test pass without the CPU limit being raised.
+    Older kernels pause processes within system calls. There, the kill ends the container at once.
     """
     runtime = runtime_on(node)
     paused = start(runtime, with_more(assignment(command=LONG_SYSTEM_CALL, cpus=0.01), memory_mib=600))

@@ -41,7 +41,7 @@ static struct fleet fleets[2], *current = fleets;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int delivered;
 static u64 registered[GPUS]; /* the types of events */
-static int undefined; /* whether the event set is undefined, as after an UNKNOWN error: it can then only be freed */
+static int undefined; /* set by an UNKNOWN error: the event set can then only be freed */
 
 static void decoded(char *to, const char *from, size_t size) {
     size_t n = 0;
