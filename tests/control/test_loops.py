@@ -1,5 +1,6 @@
-"""A failed item does not stop a loop, and a new process reads the recent requests."""
+"""A failed item does not stop a loop, a rest is short, and a new process reads the recent requests."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from mooring.loops.loop import Loop
 from mooring.loops.scheduling import Scheduling
 from tests.nodes import WireNode
 from tests.service import Client, RunningService
+from tests.testbed.waiting import wait_until
 
 pytestmark = pytest.mark.both_databases
 
@@ -32,6 +34,23 @@ class Halves(Loop):
         self.found.append(number // 2)
 
 
+class LongRest(Loop):
+    """A loop that would rest for more than five minutes after a tick of 30 ms."""
+
+    rest_factor = 10_000.0
+    interval_s = 0.0
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.ticks = 0
+
+    def tick(self) -> None:
+        self.ticks += 1
+        began = time.monotonic()
+        while time.monotonic() - began < 0.03:
+            pass
+
+
 @pytest.fixture
 def database(service: RunningService) -> Iterator[Database]:
     yield service.plane.database
@@ -43,6 +62,16 @@ def test_a_failed_item_does_not_stop_the_others(database: Database) -> None:
         halves.tick()
     assert halves.found == [1, 2, 3]
     assert [failure.args for failure in raised.value.exceptions] == [(3,), (5,)]
+
+
+def test_a_long_tick_is_followed_by_a_short_rest(database: Database) -> None:
+    """A tick that waits for a frozen database takes as long as the freeze."""
+    loop = LongRest(database)
+    loop.start()
+    try:
+        wait_until(lambda: loop.ticks >= 2, 60)
+    finally:
+        loop.stop()
 
 
 def test_a_new_process_reads_recent_requests(client: Client, database: Database, node: WireNode) -> None:

@@ -5,7 +5,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
@@ -24,9 +24,11 @@ class Loop(ABC):
 
     topics: tuple[AnyTopic, ...] = ()
     interval_s: float = 5.0
-    # After a tick of more than 20 ms the loop sleeps for this many times its duration: even with many
-    # notifications it must leave the interpreter to other threads.
+    # After a tick of more than 20 ms the loop sleeps for this many times its duration, up to `MAX_REST_S`:
+    # even with many notifications it must leave the interpreter to other threads.
     rest_factor: float = 2.0
+    # A tick that waited a minute for the database must not be followed by a rest of two minutes.
+    MAX_REST_S: Final = 1.0
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -89,5 +91,5 @@ class Loop(ABC):
         return True
 
     def _rest(self, took_s: float) -> None:
-        self._stopping.wait(took_s * self.rest_factor if took_s > 0.02 else 0)
+        self._stopping.wait(min(took_s * self.rest_factor, self.MAX_REST_S) if took_s > 0.02 else 0)
         self._woken.wait(self.interval_s)

@@ -115,7 +115,7 @@ class Retention(Loop):
                 return  # another replica has locked them; the next run continues
             left -= len(keys)
             batch = _next_batch(batch, took_s)
-            self._stopping.wait(took_s)  # let others write
+            self._stopping.wait(min(took_s, self.MAX_REST_S))  # let others write
 
     def _remove(self, sweep: Sweep, keys: Sequence[Any]) -> tuple[float, int]:
         with self.database.write() as session:

@@ -63,6 +63,11 @@ def size(url: str) -> int:
         return int(found[0])
 
 
+def rows(service: RunningService, table: type[Instance | IdempotencyKey]) -> int:
+    with service.plane.database.read() as session:
+        return session.scalar(select(func.count()).select_from(table)) or 0
+
+
 def test_creates_and_deletes_under_a_quota_of_one_do_not_grow_the_database(
     database_url: str, tmp_path: Path
 ) -> None:
@@ -81,6 +86,7 @@ def test_creates_and_deletes_under_a_quota_of_one_do_not_grow_the_database(
             )
             assert made.status_code == 201, made.text
             assert member.delete(f"/v1/instances/{made.json()['id']}").status_code == 202
+        wait_until(lambda: rows(service, Instance) == rows(service, IdempotencyKey) == 0, 60)
         wait_until(lambda: size(database_url) < before + 5 * MIB, 60)
 
 
