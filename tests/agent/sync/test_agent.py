@@ -405,9 +405,6 @@ def test_two_pulls_of_a_project_run_at_a_time_and_leave_its_starts_alone(node: N
     pulling = [assignment(image=f"slow-{number}:1") for number in range(8)]
     node.server.wants(*pulling)
     node.await_report(lambda report: len(report.instances or ()) == 8)
-    there = assignment(image="there:1")
-    node.server.wants(*pulling, there)
-    node.await_running(there)
 
     def pulls() -> Counter[bool]:
         """How many pulls wait for their turn (True) and how many run (False)."""
@@ -417,6 +414,11 @@ def test_two_pulls_of_a_project_run_at_a_time_and_leave_its_starts_alone(node: N
         )
 
     wait_until(lambda: pulls() == {True: 6, False: 2})
+    there = assignment(image="there:1")
+    node.server.wants(*pulling, there)
+    node.await_running(there)
+    node.await_reports()
+    assert pulls() == {True: 6, False: 2}
     # A deletion ends the pulls that wait for their turn, and those that run.
     node.server.wants(there, removals=tuple(removal_of(one) for one in pulling))
     node.await_report(lambda report: len(report.instances or ()) == 1)
