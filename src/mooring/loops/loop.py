@@ -5,7 +5,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
@@ -24,11 +24,11 @@ class Loop(ABC):
 
     topics: tuple[AnyTopic, ...] = ()
     interval_s: float = 5.0
-    # After a tick of more than 20 ms the loop sleeps for this many times its duration, up to `MAX_REST_S`:
+    # After a tick of more than 20 ms the loop sleeps for this many times its duration, up to `max_rest_s`:
     # even with many notifications it must leave the interpreter to other threads.
     rest_factor: float = 2.0
     # A tick that waited a minute for the database must not be followed by a rest of two minutes.
-    MAX_REST_S: Final = 1.0
+    max_rest_s: float = 5.0
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -59,6 +59,10 @@ class Loop(ABC):
         if failures:
             raise ExceptionGroup(f"{len(failures)} failed", failures)
 
+    def rest(self, rest_s: float) -> None:
+        """Let other threads work for this time, at most `max_rest_s`. Returns at once when the loop stops."""
+        self._stopping.wait(min(rest_s, self.max_rest_s))
+
     def wake(self) -> None:
         self._woken.set()
 
@@ -78,7 +82,7 @@ class Loop(ABC):
                 began = time.monotonic()
                 if self._ticked():
                     backoff.reset()
-                    self._rest(time.monotonic() - began)
+                    self._wait_for_next_tick(time.monotonic() - began)
                 else:
                     self._stopping.wait(backoff.pause_s())
 
@@ -90,6 +94,6 @@ class Loop(ABC):
             return False
         return True
 
-    def _rest(self, took_s: float) -> None:
-        self._stopping.wait(min(took_s * self.rest_factor, self.MAX_REST_S) if took_s > 0.02 else 0)
+    def _wait_for_next_tick(self, took_s: float) -> None:
+        self.rest(took_s * self.rest_factor if took_s > 0.02 else 0)
         self._woken.wait(self.interval_s)

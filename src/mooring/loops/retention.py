@@ -115,7 +115,7 @@ class Retention(Loop):
                 return  # another replica has locked them; the next run continues
             left -= len(keys)
             batch = _next_batch(batch, took_s)
-            self._stopping.wait(min(took_s, self.MAX_REST_S))  # let others write
+            self.rest(took_s)
 
     def _remove(self, sweep: Sweep, keys: Sequence[Any]) -> tuple[float, int]:
         with self.database.write() as session:
@@ -130,7 +130,7 @@ class Retention(Loop):
             if not space.free_pages(self.database):
                 break
             has_freed = True
-            self._stopping.wait(monotonic() - began)
+            self.rest(monotonic() - began)
         if has_freed:
             space.truncate_log(self.database)
 

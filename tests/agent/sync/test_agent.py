@@ -406,19 +406,17 @@ def test_two_pulls_of_a_project_run_at_a_time_and_leave_its_starts_alone(node: N
     node.server.wants(*pulling)
     node.await_report(lambda report: len(report.instances or ()) == 8)
 
-    def pulls() -> Counter[bool]:
-        """How many pulls wait for their turn (True) and how many run (False)."""
+    def pulls() -> Counter[str]:
         reasons = [one.reason for one in node.server.instances().values() if one.reason]
-        return Counter(
-            "waiting for its turn" in one.message for one in reasons if one.code == "pulling_image"
-        )
+        messages = [one.message for one in reasons if one.code == "pulling_image"]
+        return Counter("waiting" if "waiting for its turn" in each else "running" for each in messages)
 
-    wait_until(lambda: pulls() == {True: 6, False: 2})
+    wait_until(lambda: pulls() == {"waiting": 6, "running": 2})
     there = assignment(image="there:1")
     node.server.wants(*pulling, there)
     node.await_running(there)
     node.await_reports()
-    assert pulls() == {True: 6, False: 2}
+    assert pulls() == {"waiting": 6, "running": 2}
     # A deletion ends the pulls that wait for their turn, and those that run.
     node.server.wants(there, removals=tuple(removal_of(one) for one in pulling))
     node.await_report(lambda report: len(report.instances or ()) == 1)
