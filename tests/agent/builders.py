@@ -16,7 +16,7 @@ from mooring.agent.decide.reconcile import (
     key_of,
 )
 from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, Work
-from mooring.agent.runtime import Cancelled, Container, Progress, PullNeeded, Runtime
+from mooring.agent.runtime import Cancelled, Container, Progress, PullNeeded, Runtime, StartDelayed
 from mooring.schemas.agent import Assignment, Removal
 
 _numbers = itertools.count(1)
@@ -98,12 +98,23 @@ def pull_and_start(
     progress: Progress = lambda _reason: None,
     cancelled: Cancelled = lambda: False,
 ) -> Container | None:
-    """Start a container as the agent does, but in one thread; pull the image if needed."""
-    try:
-        return runtime.start(given, progress, cancelled)
-    except PullNeeded:
-        begin = runtime.pull(given, progress, cancelled)
-        return begin() if begin else None
+    """Start a container as the agent does, but in one thread; pull the image if needed.
+
+    Like the agent, try again while the registry is unavailable, but three times only and without a pause. A
+    test's registry may not answer the engine in time on a busy machine.
+    """
+    for tries_left in (2, 1, 0):
+        try:
+            return runtime.start(given, progress, cancelled)
+        except PullNeeded:
+            try:
+                begin = runtime.pull(given, progress, cancelled)
+            except StartDelayed as delay:
+                if delay.reason.code != "registry_unavailable" or not tries_left:
+                    raise
+            else:
+                return begin() if begin else None
+    raise AssertionError("the last try returns or raises")
 
 
 class ToyEngine:

@@ -50,7 +50,7 @@ def asked_once(standin: NvmlStandin, operation: str) -> dict[str, Any]:
 
 
 def asked_until(ask: Ask, operation: str, accepted: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    """The first accepted answer: the stand-in reads a changed configuration after up to 2 ms."""
+    """The first accepted answer."""
     answers: list[dict[str, Any]] = []
 
     def answer_is_accepted() -> bool:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from mooring.agent.decide.device_claims import Share
 from mooring.core.disk import DiskFacts
@@ -17,17 +17,24 @@ Progress = Callable[[Reason], None]
 Cancelled = Callable[[], bool]
 Start = Callable[[], "Container | None"]
 
+DELAY_LIMIT_S: Final = 600.0
+
 
 class RuntimeUnavailable(Exception):
     """The engine does not answer. Its containers are unknown; they must not count as gone."""
 
 
 class StartDelayed(RuntimeUnavailable):
-    """A start that must be retried, for another reason than an engine that does not answer."""
+    """A start that must be retried, for another reason than an engine that does not answer.
 
-    def __init__(self, reason: Reason) -> None:
+    Attributes:
+        refusal: why the start fails if it is delayed for this reason for DELAY_LIMIT_S; None: no limit here.
+    """
+
+    def __init__(self, reason: Reason, refusal: Reason | None = None) -> None:
         super().__init__(reason.message)
         self.reason = reason
+        self.refusal = refusal
 
 
 class PullNeeded(Exception):

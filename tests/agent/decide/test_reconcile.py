@@ -143,7 +143,7 @@ def test_nothing_starts_on_a_node_with_a_problem() -> None:
 
 
 def test_a_failed_action_is_retried_after_a_pause() -> None:
-    pause = Pause(tries=0, until=101, reason=Reason(code="docker_unavailable", message="…"))
+    pause = Pause(tries=0, until=101, reason=Reason(code="docker_unavailable", message="…"), since=100)
     plan = decided(wanted(), pauses={A1: pause})
     assert (plan.actions, plan.waiting, plan.due) == ((), {A1: pause.reason}, 101)
     assert decided(removal(), exited(), pauses={A1: pause}).actions == ()

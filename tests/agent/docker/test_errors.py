@@ -77,13 +77,13 @@ def test_start_failures(message: str, code: str, message_part: str) -> None:
         ("unauthorized: authentication required", 0, "image_access_denied"),
         ("Head https://r/v2/x: no basic auth credentials", 500, "image_access_denied"),
         ("whatever", 403, "image_access_denied"),
-        ("Get https://r/v2/: dial tcp 127.0.0.1:1: connect: connection refused", 500, "image_pull_failed"),
         ("toomanyrequests: You have reached your pull rate limit", 0, "image_pull_failed"),
         ("write /var/x: no space left on device", 0, "node_disk_full"),
     ],
 )
 def test_pull_failures(message: str, status: int, code: str) -> None:
     reason = pull_failure(message, "x:9", status)
+    assert reason is not None
     assert reason.code == code
     assert "x:9" in reason.message
 
@@ -140,10 +140,9 @@ def response(status: int) -> requests.Response:
         'error parsing HTTP 404 response body: invalid character: "canary"',
         "Get https://r/v2/: dial tcp 10.0.0.1:22: connect: connection refused canary",
         "unknown: canary",
+        'Get "https://r/v2/": net/http: request canceled while waiting for connection (Client.Timeout)',
     ],
 )
-def test_a_registrys_answer_is_not_quoted(message: str) -> None:
+def test_all_unknown_answers_of_a_registry_have_the_same_effect(message: str) -> None:
     """Otherwise users could read from the node's network, and distinguish open ports from closed ones."""
-    reason = pull_failure(message, "r/x:1", 500)
-    assert reason == pull_failure("something else", "r/x:1", 500)
-    assert "canary" not in reason.message
+    assert pull_failure(message, "r/x:1", 500) is None

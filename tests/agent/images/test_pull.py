@@ -9,7 +9,7 @@ from mooring.agent.docker.errors import EngineRefused
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.images.pull import _Layers as Layers
 from mooring.agent.images.pull import image_of
-from mooring.agent.runtime import Container, RuntimeUnavailable, StartRefused
+from mooring.agent.runtime import Container, RuntimeUnavailable, StartDelayed, StartRefused
 from mooring.core.images import ImageName
 from mooring.core.instance.state import Reason
 from tests.agent.builders import pull_and_start
@@ -62,8 +62,11 @@ def test_a_start_with_a_missing_image_is_rejected(runtime: DockerRuntime, regist
     assert refusal_of(runtime, f"{registry.name}/some/image:9").code == "image_not_found"
 
 
-def test_a_start_with_an_unreachable_registry_is_rejected(runtime: DockerRuntime) -> None:
-    assert refusal_of(runtime, "127.0.0.1:1/some/image:1").code == "image_pull_failed"
+def test_a_start_with_an_unreachable_registry_is_delayed(runtime: DockerRuntime) -> None:
+    with pytest.raises(StartDelayed) as caught:
+        start(runtime, assignment(image="127.0.0.1:1/some/image:1"))
+    assert caught.value.reason.code == "registry_unavailable"
+    assert caught.value.refusal is not None and caught.value.refusal.code == "image_pull_failed"
 
 
 def test_concurrent_starts_share_one_pull(runtime: DockerRuntime, registry: Registry) -> None:

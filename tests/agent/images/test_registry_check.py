@@ -13,8 +13,15 @@ from pathlib import Path
 import pytest
 
 from mooring.agent.docker.runtime import DockerRuntime
-from mooring.agent.images.registry_check import HeadersTooLong, RegistryCheck, Resolve, challenges, resolve
-from mooring.agent.runtime import StartRefused
+from mooring.agent.images.registry_check import (
+    HeadersTooLong,
+    RegistryCheck,
+    Resolve,
+    UnknownNameError,
+    challenges,
+    resolve,
+)
+from mooring.agent.runtime import StartDelayed, StartRefused
 from mooring.core.instance.state import Reason
 from mooring.core.registry_hosts import Address
 from mooring.schemas.agent import Assignment
@@ -81,8 +88,10 @@ def test_a_registrys_answer_is_not_quoted(node: DockerNode, runtime: DockerRunti
     with service_on_loopback_of(node, requests) as port:
         for local_images in (False, True):
             given = assignment(image=f"127.0.0.1:{port}/containers/json:1")
-            reason = refusal_of(runtime, with_more(given, local_images=local_images))
-            assert CANARY not in reason.message
+            with pytest.raises(StartDelayed) as caught:
+                start(runtime, with_more(given, local_images=local_images))
+            assert caught.value.reason.code == "registry_unavailable"
+            assert CANARY not in caught.value.reason.message
     assert requests.exists()  # `assignment` has `registry_listed`, so the daemon has connected
 
 
@@ -92,7 +101,7 @@ def test_a_registrys_answer_is_not_quoted(node: DockerNode, runtime: DockerRunti
 def resolving(answers: dict[str, list[str]]) -> Resolve:
     def answer(host: str, _within_s: float) -> list[Address]:
         if host not in answers:
-            raise OSError(f"{host} has no address")
+            raise UnknownNameError(host)
         return [ip_address(address) for address in answers[host]]
 
     return answer
@@ -126,6 +135,16 @@ def test_all_addresses_of_a_name_must_be_public(addresses: list[str], code: str)
 def test_a_name_without_addresses_is_accepted_only_with_a_proxy() -> None:
     assert check_of("registry.example.com", {}) == "image_pull_failed"
     assert check_of("registry.example.com", {}, proxied=True) == ""
+
+
+def test_a_failure_of_the_resolver_does_not_reject_the_registry() -> None:
+    def resolver_is_down(_host: str, _within_s: float) -> list[Address]:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    check = RegistryCheck(resolver_is_down, lambda *_: ())
+    with pytest.raises(OSError, match="Temporary failure"):
+        check.require_public("registry.example.com", proxied=False)
+    check.require_public("registry.example.com", proxied=True)
 
 
 def test_docker_hub_is_checked_by_its_real_host() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from mooring.agent.decide.reconcile import Remove, Restart, Start, key_of
 from mooring.agent.decide.snapshot import ActionKind, Key
-from mooring.agent.runtime import Container
+from mooring.agent.runtime import DELAY_LIMIT_S, Container, StartDelayed
 from mooring.agent.sync.agent_state import AgentState, AnswerOutcome
 from mooring.core.instance.state import Phase, Reason
 from mooring.schemas.agent import Assignment, Removal, SyncAnswer
@@ -154,6 +154,34 @@ def test_failures_are_retried_with_growing_pauses() -> None:
         pauses.append(plan.due - now)
         now = plan.due
     assert pauses == [1, 2, 4, 8, 16, 30, 30]
+
+
+def delay_start(state: AgentState, delay: StartDelayed, now: float) -> None:
+    list_containers(state)
+    assert begin_planned(state, now) == [Start]
+    state.delayed(A1, delay, now)
+    list_containers(state)
+    assert begin_planned(state, now) == []
+
+
+def test_a_start_that_is_delayed_for_too_long_fails() -> None:
+    refusal = Reason(code="image_pull_failed", message="…")
+    delay = StartDelayed(Reason(code="registry_unavailable", message="…"), refusal)
+    state = state_after(wanted())
+    for now in (100.0, 100 + DELAY_LIMIT_S - 10):
+        delay_start(state, delay, now)
+        assert phases(state) == {A1: Phase.STARTING}
+    delay_start(state, delay, 100 + DELAY_LIMIT_S)
+    assert (phases(state), begin_planned(state, now=9_999)) == ({A1: Phase.REFUSED}, [])
+
+
+def test_time_with_another_failure_does_not_count_as_delay() -> None:
+    delay = StartDelayed(Reason(code="registry_unavailable", message="…"), Reason(code="x", message="…"))
+    state = state_after(wanted())
+    delay_start(state, delay, 100)
+    delay_start(state, StartDelayed(UNAVAILABLE), 500)
+    delay_start(state, delay, 100 + DELAY_LIMIT_S)
+    assert phases(state) == {A1: Phase.STARTING}
 
 
 def test_what_has_run_is_not_started_again_by_an_older_answer() -> None:

@@ -1,7 +1,6 @@
 /* A simulated libnvidia-ml.so.1, configured by the text file NVIDIA_NVML_STANDIN.
  *
- * The file is read again when it changes (checked every 2 ms at most). One directive per line; I and J are
- * indices of GPUs:
+ * Every call reads the file again if it has changed. One directive per line; I and J are indices of GPUs:
  *
  *   gpus N                       GPUs, with plausible values of an H100
  *   set I KEY VALUE              uuid name memory_mib used_mib util util_mem power_mw limit_mw temperature sm

@@ -66,7 +66,7 @@ class NvmlStandin:
         self.write(*lines)
 
     def write(self, *lines: str) -> None:
-        """Replace the whole configuration. The library notices at a call, after 2 ms at the latest."""
+        """Replace the whole configuration. Later calls of the library use it."""
         draft = self._configuration.with_suffix(".draft")
         draft.write_text("".join(f"{line}\n" for line in lines))
         draft.rename(self._configuration)

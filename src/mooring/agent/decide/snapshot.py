@@ -33,11 +33,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """An action failed and is not retried before `until`."""
+    """An action failed and is not retried before `until`. Times are monotonic."""
 
     tries: int
     until: float
     reason: Reason
+    since: float  # since then, all tries have failed with this reason code
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,8 +153,10 @@ def start_failure(engine_message: str, command: list[str]) -> Reason:
     return Reason(code="start_failed", message=f"the container did not start: {_brief(engine_message)}")
 
 
-def pull_failure(engine_message: str, image: str, status: int = 0, *, credentials: bool = False) -> Reason:
-    """Return the reason shown to users when an image could not be pulled.
+def pull_failure(
+    engine_message: str, image: str, status: int = 0, *, credentials: bool = False
+) -> Reason | None:
+    """Return the reason shown to users when an image cannot be pulled; None: a later try may succeed.
 
     Args:
         status: as in `EngineRefused`.
@@ -173,19 +175,24 @@ def pull_failure(engine_message: str, image: str, status: int = 0, *, credential
             else "the registry requires credentials for this image"
         )
         return Reason(code="image_access_denied", message=f"{image} could not be pulled: {why}")
-    if re.search(r"no matching manifest", engine_message):
-        return Reason(code="image_not_found", message=f"{image} is not built for this node's processor")
-    if re.search(r"not found|manifest unknown|name unknown|does not exist", engine_message, re.I):
-        return Reason(code="image_not_found", message=f"{image} does not exist; check its name and tag")
+    if (missing := _why_missing(engine_message)) is not None:
+        return Reason(code="image_not_found", message=f"{image} {missing}")
     if "no space left on device" in engine_message:
         return Reason(code="node_disk_full", message=f"the node's disk is too full to pull {image}")
-    # The registry's answer goes to the agent's log only. A registry can redirect the engine, so quoting the
-    # answer would let users read from the node's network.
-    why = (
-        "its registry limits how often the node may pull; try again later"
-        if "toomanyrequests" in engine_message
-        else "its registry does not answer, or returned an unexpected answer"
-    )
+    if "toomanyrequests" in engine_message:
+        return image_pull_failed(image, "its registry limits how often the node may pull; try again later")
+    return None
+
+
+def _why_missing(engine_message: str) -> str | None:
+    if "no matching manifest" in engine_message:
+        return "is not built for this node's processor"
+    if re.search(r"not found|manifest unknown|name unknown|does not exist", engine_message, re.I):
+        return "does not exist; check its name and tag"
+    return None
+
+
+def image_pull_failed(image: str, why: str) -> Reason:
     return Reason(code="image_pull_failed", message=f"{image} could not be pulled: {why}")
 
 

@@ -20,16 +20,16 @@ from typing import Any
 
 from mooring.agent.docker.client import Document, Engine
 from mooring.agent.docker.create import Image
-from mooring.agent.docker.errors import EngineRefused, pull_failure
+from mooring.agent.docker.errors import EngineRefused, image_pull_failed
 from mooring.agent.docker.streams import ByteStream
 from mooring.agent.images.keeper import ImageKeeper
 from mooring.agent.images.policy import require_acceptable
 from mooring.agent.images.private_images import PrivateImages
 from mooring.agent.images.pull_pace import LayerStates, PullTimeouts, RunningPull, RunningPulls
 from mooring.agent.images.pulled_images import PulledImages
-from mooring.agent.images.registry_access import RegistryAccess, Wanted, failure_reason, headers
+from mooring.agent.images.registry_access import RegistryAccess, Wanted, headers, pull_error
 from mooring.agent.images.registry_check import RegistryCheck
-from mooring.agent.runtime import Cancelled, Progress, StartDelayed, StartRefused
+from mooring.agent.runtime import Cancelled, Progress, RuntimeUnavailable, StartDelayed, StartRefused
 from mooring.core.images import ImageName
 from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, RegistryAuth
@@ -185,7 +185,7 @@ class Images:
         sources = {ImageName.parse(name).repository for name in self._private.sources(image_id, names)}
         # A source that was just pulled from has granted access: it is not asked again.
         if sources and source.repository not in sources and not self._is_permitted(wanted, found):
-            raise StartRefused(pull_failure("the image is another registry's", wanted.shown))
+            raise StartRefused(image_pull_failed(wanted.shown, "its registry returned an unexpected answer"))
 
     # --- pulls
 
@@ -208,13 +208,13 @@ class Images:
                 if not self._follow(stream, layers, shared, progress, cancelled, running):
                     return None
         except EngineRefused as refusal:
-            raise StartRefused(failure_reason(wanted, refusal, credentials)) from refusal
+            raise pull_error(wanted, refusal, credentials) from refusal
         finally:
             stream.close()
         pulled = wanted.name.pinned(layers.digest or wanted.name.digest)
         if (found := self._inspect(str(pulled))) is None:
             # The stream ended with neither an error nor the image: the engine was probably shut down.
-            raise StartRefused(pull_failure("the engine aborted the pull", wanted.shown))
+            raise RuntimeUnavailable(f"the engine ended the pull of {pulled} without an image")
         was_there = found["Id"] in before
         self._keeper.after(wanted.shown, wanted.name, found, was_there=was_there)
         self._record(wanted, found, was_there=was_there)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from docker.auth import encode_header
 
 from mooring.agent.docker.client import Engine
-from mooring.agent.docker.errors import EngineRefused, is_denial, pull_failure
+from mooring.agent.docker.errors import EngineRefused, image_pull_failed, is_denial, pull_failure
 from mooring.agent.docker.redaction import SecretRedactor
 from mooring.agent.images.registry_check import RegistryCheck
 from mooring.agent.runtime import RuntimeUnavailable, StartDelayed, StartRefused
@@ -61,13 +61,13 @@ class RegistryAccess:
 
         Raises:
             StartRefused: the registry denies access, or has no such image.
-            StartDelayed: the registry does not answer.
+            StartDelayed: the registry does not answer, or returned an unexpected answer.
         """
         credentials = wanted.credentials_for(wanted.name.registry)
         try:
             digest = self._ask(wanted, wanted.name, credentials)
         except EngineRefused as refusal:
-            raise StartRefused(failure_reason(wanted, refusal, credentials)) from refusal
+            raise pull_error(wanted, refusal, credentials) from refusal
         name = wanted.name if wanted.name.digest else wanted.name.pinned(digest)
         return replace(wanted, name=name, authorized=True)
 
@@ -80,14 +80,22 @@ class RegistryAccess:
             raise
         except RuntimeUnavailable as error:
             self._engine.ping()  # if the engine answers, the registry does not
-            raise StartDelayed(_registry_unavailable(wanted)) from error
+            raise registry_unavailable(wanted.shown) from error
 
     def require_allowed(self, wanted: Wanted, name: ImageName) -> None:
-        """Raises StartRefused: the user's registry is not on the public internet (R25)."""
+        """Check that a user's registry is on the public internet (R25).
+
+        Raises:
+            StartRefused: it is not, or its name does not exist.
+            StartDelayed: its name could not be resolved.
+        """
         if wanted.registry_listed or name.registry != wanted.name.registry:
             return
         info = self._engine.info()
-        self._check.require_public(name.registry, proxied=bool(info.get("HttpsProxy")))
+        try:
+            self._check.require_public(name.registry, proxied=bool(info.get("HttpsProxy")))
+        except OSError as error:
+            raise registry_unavailable(wanted.shown) from error
 
     def is_granted(self, source: ImageName, wanted: Wanted) -> bool:
         """Return whether the registry of `source` grants access. Raises StartDelayed: it does not answer."""
@@ -96,7 +104,7 @@ class RegistryAccess:
         except EngineRefused as refusal:
             if _is_denied(refusal):
                 return False
-            raise StartDelayed(_registry_unavailable(wanted)) from refusal
+            raise registry_unavailable(wanted.shown) from refusal
         return True
 
 
@@ -118,12 +126,22 @@ def _is_denied(refusal: EngineRefused) -> bool:
     return refusal.status in {400, 404} or missing or is_denial(refusal.message, refusal.status)
 
 
-def failure_reason(wanted: Wanted, refusal: EngineRefused, credentials: RegistryAuth | None) -> Reason:
-    """Return the reason shown to users. The registry's answer is only logged, for the operator."""
+def pull_error(
+    wanted: Wanted, refusal: EngineRefused, credentials: RegistryAuth | None
+) -> StartRefused | StartDelayed:
+    """Return the error for a failed request to a registry. The registry's answer is only logged.
+
+    All answers without a known meaning have the same effect: a registry can redirect the engine, and a
+    difference would let its users find the open ports of the node's network.
+    """
     log.info("%s could not be pulled: %r", wanted.shown, refusal.message[:500])
-    return pull_failure(refusal.message, wanted.shown, refusal.status, credentials=credentials is not None)
+    reason = pull_failure(refusal.message, wanted.shown, refusal.status, credentials=credentials is not None)
+    return registry_unavailable(wanted.shown) if reason is None else StartRefused(reason)
 
 
-def _registry_unavailable(wanted: Wanted) -> Reason:
-    message = f"a registry that controls access to {wanted.shown} does not answer; the node will retry"
-    return Reason(code="registry_unavailable", message=message)
+def registry_unavailable(image: str) -> StartDelayed:
+    why = "a registry that it needs does not answer, or returned an unexpected answer"
+    waiting = Reason(
+        code="registry_unavailable", message=f"{image} cannot be pulled: {why}; the node retries"
+    )
+    return StartDelayed(waiting, refusal=image_pull_failed(image, why))

@@ -27,9 +27,14 @@ _RESOLVE_TIMEOUT_S: Final = 5.0
 _REQUEST_TIMEOUT_S: Final = 5.0
 _MAX_HEADER_BYTES: Final = 16_384
 _MAX_RESOLVING: Final = 32
+_NO_ADDRESS: Final = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})
 _REALM: Final = re.compile(r'realm\s*=\s*(?:"([^"]*)"|([^\s,]*))', re.IGNORECASE)
 # Stricter than Go's parser: URLs that the two might parse differently are rejected.
 _PLAIN_URL: Final = re.compile(r"https?://([A-Za-z0-9.-]+)(?::[0-9]{1,5})?(?:[/?][!-\[\]-~]*)?")
+
+
+class UnknownNameError(OSError):
+    """The name does not exist, or has no address. Other failures of the resolver may pass."""
 
 
 class HeadersTooLong(Exception):
@@ -43,9 +48,11 @@ def resolve(host: str, within_s: float) -> Collection[Address]:
     """Return all addresses of a name. Runs in a thread, because the system's resolver has no timeout.
 
     Raises:
-        OSError: the name has no address, or the resolver did not answer in time.
+        UnknownNameError: the name has no address.
+        OSError: the resolver failed, or did not answer in time.
     """
     found: list[Address] = []
+    failures: list[OSError] = []
     if not _resolving.acquire(timeout=within_s):
         raise TimeoutError("too many names are being resolved")
 
@@ -53,18 +60,25 @@ def resolve(host: str, within_s: float) -> Collection[Address]:
         try:
             answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
             found.extend({ip_address(str(answer[4][0]).partition("%")[0]) for answer in answers})
-        except (OSError, UnicodeError):
-            return
+        except socket.gaierror as error:
+            failures.append(_unknown(host) if error.errno in _NO_ADDRESS else error)
+        except (OSError, UnicodeError) as error:
+            failures.append(error if isinstance(error, OSError) else _unknown(host))
         finally:
             _resolving.release()
 
     thread = threading.Thread(target=look_up, name="resolve", daemon=True)
     thread.start()
     thread.join(within_s)
-    addresses = list(found)
-    if thread.is_alive() or not addresses:
-        raise OSError(f"{host} has no address")
-    return addresses
+    if thread.is_alive():
+        raise TimeoutError(f"{host} was not resolved in time")
+    if failures:
+        raise failures[0]
+    return found
+
+
+def _unknown(host: str) -> UnknownNameError:
+    return UnknownNameError(f"{host} has no address")
 
 
 def challenges(host: str, port: int, addresses: Collection[Address], within_s: float) -> Sequence[str]:
@@ -123,6 +137,7 @@ class RegistryCheck:
 
         Raises:
             StartRefused: `registry_not_allowed`, or `image_pull_failed` for a name without addresses.
+            OSError: the resolver failed, or did not answer in time.
         """
         if is_internal(registry):
             raise StartRefused(_not_allowed(registry))
@@ -151,10 +166,12 @@ class RegistryCheck:
             return [address]  # `is_internal` has checked it
         try:
             addresses = self._resolve(host, _RESOLVE_TIMEOUT_S)
-        except OSError:
+        except OSError as error:
             if proxied:
                 return []
-            raise StartRefused(_unresolved(registry)) from None
+            if isinstance(error, UnknownNameError):
+                raise StartRefused(_unresolved(registry)) from None
+            raise
         if internal_addresses(addresses):
             raise StartRefused(_not_allowed(registry))
         return addresses

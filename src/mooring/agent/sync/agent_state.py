@@ -16,7 +16,7 @@ from mooring.agent.decide import reconcile, report
 from mooring.agent.decide.device_claims import Share, claimed_uuids
 from mooring.agent.decide.reconcile import ENDED, ReconcilePlan, is_live, key_of
 from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, Pause, PlannedRestart, Work
-from mooring.agent.runtime import Container
+from mooring.agent.runtime import DELAY_LIMIT_S, Container, StartDelayed
 from mooring.core.backoff import backoff_s
 from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, ObservedInstance, Orphan, Removal, SyncAnswer
@@ -290,9 +290,20 @@ class AgentState:
 
     def failed(self, key: Key, reason: Reason, now: float) -> None:
         """Work failed and is retried after a pause; the next listing shows the result."""
-        tries = self._pauses[key].tries + 1 if key in self._pauses else 0
-        self._pauses[key] = Pause(tries, now + backoff_s(tries, 1, LONGEST_RETRY_S), reason)
+        before = self._pauses.get(key)
+        tries = before.tries + 1 if before else 0
+        since = before.since if before and before.reason.code == reason.code else now
+        self._pauses[key] = Pause(tries, now + backoff_s(tries, 1, LONGEST_RETRY_S), reason, since)
         self._end_job(key)
+
+    def delayed(self, key: Key, delay: StartDelayed, now: float) -> None:
+        """As `failed`, but the start fails for good if it has been delayed for too long."""
+        pause = self._pauses.get(key)
+        is_repeated = pause is not None and pause.reason.code == delay.reason.code
+        if delay.refusal and pause and is_repeated and now - pause.since >= DELAY_LIMIT_S:
+            self.refused(key, delay.refusal)
+        else:
+            self.failed(key, delay.reason, now)
 
     def _succeeded(self, key: Key, container: Container | None) -> None:
         for by_key in (self._jobs, self._progress, self._pauses):

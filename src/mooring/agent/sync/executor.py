@@ -365,7 +365,8 @@ class ActionExecutor:
         """An unexpected error is retried with the same pauses as an engine that does not answer."""
         expected = isinstance(error, RuntimeUnavailable)
         log.warning("%s/%s: %s failed: %s", *key, what, error, exc_info=None if expected else error)
-        reason = ENGINE_UNAVAILABLE if expected else AGENT_ERROR
         if isinstance(error, StartDelayed):
-            reason = error.reason
-        self._apply(lambda state: state.failed(key, reason, time.monotonic()), relist=True)
+            self._apply(lambda state: state.delayed(key, error, time.monotonic()), relist=True)
+        else:
+            reason = ENGINE_UNAVAILABLE if expected else AGENT_ERROR
+            self._apply(lambda state: state.failed(key, reason, time.monotonic()), relist=True)
