@@ -92,6 +92,10 @@ class TinyControlPlane:
         seen = self.instances().get((assignment.instance_id, assignment.attempt))
         return seen.phase if seen else None
 
+    def reason_code(self, assignment: Assignment) -> str | None:
+        seen = self.instances().get((assignment.instance_id, assignment.attempt))
+        return seen.reason.code if seen and seen.reason else None
+
     def sync(self, request: SyncRequest) -> SyncAnswer:
         until = time.monotonic() + request.wait_s
         with self.changed:

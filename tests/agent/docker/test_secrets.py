@@ -55,7 +55,7 @@ def test_a_start_without_its_secret_is_rejected(runtime: DockerRuntime, *, simul
 def test_files_and_logs_of_the_agent_contain_no_secret(
     node: DockerNode, runtime: DockerRuntime, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With an instance that runs and is stopped, and some that fail to start; the logs are at level DEBUG."""
+    """With an instance that runs and is stopped, and some that do not start; the logs are at level DEBUG."""
     caplog.set_level(logging.DEBUG)
     digest = hashlib.sha256(CANARY.encode()).hexdigest()
     check = f'test "$(printf %s "$TOKEN" | sha256sum)" = "{digest}  -" && sleep 1000'
@@ -63,13 +63,14 @@ def test_files_and_logs_of_the_agent_contain_no_secret(
     failing = [
         with_secret(command=["/no/such/program"]),
         with_secret(working_dir="/etc/passwd/x"),
-        with_secret(image=f"{node.address}:1/nobody/listens:1"),
         with_more(with_secret(), secrets={}),
     ]
+    delayed = with_secret(image=f"{node.address}:1/nobody/listens:1")
     with agent_with(runtime, SimulatedGpuReader("gpu-1", 1), lambda _: None, tmp_path) as server:
-        server.wants(good, *failing)
+        server.wants(good, *failing, delayed)
         wait_until(lambda: server.phase(good) == "running")
         wait_until(lambda: all(server.phase(one) == "refused" for one in failing), 30)
+        wait_until(lambda: server.reason_code(delayed) == "registry_unavailable", 30)
         reasons = [server.instances()[one.instance_id, 1].reason for one in failing]
         container = server.instances()[good.instance_id, 1].container_id
         inspected = node.client.api.inspect_container(str(container))
@@ -82,7 +83,7 @@ def test_files_and_logs_of_the_agent_contain_no_secret(
         "logs": caplog.text,
         "reports": "".join(report.model_dump_json() for _, report in server.reports),
         "labels": json.dumps(inspected["Config"]["Labels"]),
-        "repr": repr([good, *failing]),
+        "repr": repr([good, *failing, delayed]),
     }
     for where, text in texts.items():
         assert text, where

@@ -12,7 +12,7 @@ from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.host.daemon_guard import CHAIN, DaemonGuard, daemon_groups, rules
 from mooring.agent.host.firewall import METADATA as METADATA_NETWORKS
 from mooring.agent.host.firewall import Firewall, FirewallUnavailable
-from mooring.agent.runtime import StartRefused
+from mooring.agent.runtime import StartDelayed
 from tests.agent.docker_assignments import assignment, start
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.parts import program
@@ -76,7 +76,7 @@ def metadata_service(node: DockerNode, requests: Path) -> Iterator[int]:
 
 def pull_from(runtime: DockerRuntime, port: int) -> None:
     """Make the daemon connect to the metadata service, as if that were a registry; no pull succeeds."""
-    with pytest.raises(StartRefused):
+    with pytest.raises(StartDelayed):
         start(runtime, assignment(image=f"{METADATA}:{port}/latest/meta-data:1"))
 
 
