@@ -103,18 +103,23 @@ def pull_and_start(
     Like the agent, try again while the registry is unavailable, but three times only and without a pause. A
     test's registry may not answer the engine in time on a busy machine.
     """
-    for tries_left in (2, 1, 0):
+    for _ in range(2):
         try:
-            return runtime.start(given, progress, cancelled)
-        except PullNeeded:
-            try:
-                begin = runtime.pull(given, progress, cancelled)
-            except StartDelayed as delay:
-                if delay.reason.code != "registry_unavailable" or not tries_left:
-                    raise
-            else:
-                return begin() if begin else None
-    raise AssertionError("the last try returns or raises")
+            return _try_start(runtime, given, progress, cancelled)
+        except StartDelayed as delay:
+            if delay.reason.code != "registry_unavailable":
+                raise
+    return _try_start(runtime, given, progress, cancelled)
+
+
+def _try_start(
+    runtime: Runtime, given: Assignment, progress: Progress, cancelled: Cancelled
+) -> Container | None:
+    try:
+        return runtime.start(given, progress, cancelled)
+    except PullNeeded:
+        begin = runtime.pull(given, progress, cancelled)
+        return begin() if begin else None
 
 
 class ToyEngine:

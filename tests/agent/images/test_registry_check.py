@@ -95,6 +95,19 @@ def test_a_registrys_answer_is_not_quoted(node: DockerNode, runtime: DockerRunti
     assert requests.exists()  # `assignment` has `registry_listed`, so the daemon has connected
 
 
+def test_a_name_that_cannot_be_resolved_now_delays_the_start(
+    runtime: DockerRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def getaddrinfo(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    given = with_more(assignment(image="registry.example.com/some/image:1"), registry_listed=False)
+    with pytest.raises(StartDelayed) as caught:
+        start(runtime, given)
+    assert caught.value.reason.code == "registry_unavailable"
+
+
 # --- the check alone
 
 
@@ -249,5 +262,26 @@ def test_endless_headers_are_rejected(certificate: Path) -> None:
 
 def test_names_are_resolved_by_the_system() -> None:
     assert ip_address("127.0.0.1") in resolve("localhost", 5.0)
-    with pytest.raises(OSError, match="no address"):
-        resolve("no-such-name.invalid", 5.0)
+    with pytest.raises(UnknownNameError, match="no address"):
+        resolve(f"{'a' * 64}.invalid", 5.0)  # too long for any name server
+
+
+@pytest.mark.parametrize(
+    ("error", "is_unknown"),
+    [
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), True),
+        (socket.gaierror(socket.EAI_NODATA, "No address associated with hostname"), True),
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), False),
+        (OSError("Too many open files"), False),
+    ],
+)
+def test_a_failure_of_the_resolver_does_not_mean_that_the_name_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, error: OSError, is_unknown: bool
+) -> None:
+    def getaddrinfo(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with pytest.raises(OSError) as caught:
+        resolve("registry.example.com", 5.0)
+    assert isinstance(caught.value, UnknownNameError) is is_unknown

@@ -12,9 +12,10 @@ import pytest
 from mooring.agent.gpus.reader import GpuReader, GpuReading
 from mooring.agent.gpus.telemetry import Machine
 from mooring.agent.nvml.types import GpuEvent
-from mooring.agent.runtime import Cancelled, Container, Progress, StartRefused
+from mooring.agent.runtime import Cancelled, Container, Progress, StartDelayed, StartRefused
 from mooring.agent.simulated.gpus import GpuUser, SimulatedGpuReader
 from mooring.agent.simulated.runtime import SimulatedRuntime
+from mooring.agent.sync import agent_state
 from mooring.agent.sync.agent import Agent
 from mooring.agent.sync.client import ControlPlaneClient
 from mooring.agent.sync.exchange import NO_CHANGE_PAUSE_S
@@ -39,7 +40,7 @@ class RecordingRuntime(SimulatedRuntime):
     def __init__(self) -> None:
         super().__init__(start_s=0)
         self.calls: list[tuple[str, str]] = []
-        self.refusal: StartRefused | None = None
+        self.refusal: StartRefused | StartDelayed | None = None
         self.ignores_stop_signals = False
         self.hangs: set[str] = set()  # projects whose starts hang
         self.may_remove = threading.Event()
@@ -521,6 +522,19 @@ def test_an_exit_is_reported_at_once(node: Node) -> None:
     began = time.monotonic()
     wait_until(lambda: node.server.phase(instance) == "exited")
     assert time.monotonic() - began < 3
+
+
+def test_a_start_that_is_delayed_for_too_long_is_refused(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_state, "DELAY_LIMIT_S", 0.5)  # the first retry comes after 1 s
+    unavailable = Reason(code="registry_unavailable", message="…")
+    node.runtime.refusal = StartDelayed(unavailable, Reason(code="image_pull_failed", message="…"))
+    node.begin()
+    instance = assignment()
+    node.server.wants(instance)
+    wait_until(lambda: node.server.reason_code(instance) == "registry_unavailable")
+    assert node.server.phase(instance) == "starting"
+    wait_until(lambda: node.server.phase(instance) == "refused")
+    assert node.server.reason_code(instance) == "image_pull_failed"
 
 
 def test_incidents_are_repeated_until_a_report_of_them_is_answered(node: Node) -> None:

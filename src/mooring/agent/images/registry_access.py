@@ -132,7 +132,7 @@ def pull_error(
     """Return the error for a failed request to a registry. The registry's answer is only logged.
 
     All answers without a known meaning have the same effect: a registry can redirect the engine, and a
-    difference would let its users find the open ports of the node's network.
+    difference would show its owner which ports of the node's network are open.
     """
     log.info("%s could not be pulled: %r", wanted.shown, refusal.message[:500])
     reason = pull_failure(refusal.message, wanted.shown, refusal.status, credentials=credentials is not None)
@@ -141,7 +141,5 @@ def pull_error(
 
 def registry_unavailable(image: str) -> StartDelayed:
     why = "a registry that it needs does not answer, or returned an unexpected answer"
-    waiting = Reason(
-        code="registry_unavailable", message=f"{image} cannot be pulled: {why}; the node retries"
-    )
+    waiting = Reason(code="registry_unavailable", message=f"{image}: {why}; the node retries")
     return StartDelayed(waiting, refusal=image_pull_failed(image, why))

@@ -62,8 +62,10 @@ def resolve(host: str, within_s: float) -> Collection[Address]:
             found.extend({ip_address(str(answer[4][0]).partition("%")[0]) for answer in answers})
         except socket.gaierror as error:
             failures.append(_unknown(host) if error.errno in _NO_ADDRESS else error)
-        except (OSError, UnicodeError) as error:
-            failures.append(error if isinstance(error, OSError) else _unknown(host))
+        except UnicodeError:
+            failures.append(_unknown(host))
+        except OSError as error:
+            failures.append(error)
         finally:
             _resolving.release()
 

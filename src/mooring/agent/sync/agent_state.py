@@ -290,20 +290,22 @@ class AgentState:
 
     def failed(self, key: Key, reason: Reason, now: float) -> None:
         """Work failed and is retried after a pause; the next listing shows the result."""
-        before = self._pauses.get(key)
-        tries = before.tries + 1 if before else 0
-        since = before.since if before and before.reason.code == reason.code else now
-        self._pauses[key] = Pause(tries, now + backoff_s(tries, 1, LONGEST_RETRY_S), reason, since)
+        tries = self._pauses[key].tries + 1 if key in self._pauses else 0
+        until = now + backoff_s(tries, 1, LONGEST_RETRY_S)
+        self._pauses[key] = Pause(tries, until, reason, self._failing_since(key, reason, now))
         self._end_job(key)
 
     def delayed(self, key: Key, delay: StartDelayed, now: float) -> None:
         """As `failed`, but the start fails for good if it has been delayed for too long."""
-        pause = self._pauses.get(key)
-        is_repeated = pause is not None and pause.reason.code == delay.reason.code
-        if delay.refusal and pause and is_repeated and now - pause.since >= DELAY_LIMIT_S:
+        delayed_s = now - self._failing_since(key, delay.reason, now)
+        if delay.refusal is not None and delayed_s >= DELAY_LIMIT_S:
             self.refused(key, delay.refusal)
         else:
             self.failed(key, delay.reason, now)
+
+    def _failing_since(self, key: Key, reason: Reason, now: float) -> float:
+        pause = self._pauses.get(key)
+        return pause.since if pause is not None and pause.reason.code == reason.code else now
 
     def _succeeded(self, key: Key, container: Container | None) -> None:
         for by_key in (self._jobs, self._progress, self._pauses):
