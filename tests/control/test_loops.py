@@ -1,5 +1,6 @@
 """A failed item does not stop a loop, a rest is short, and a new process reads the recent requests."""
 
+import threading
 import time
 from collections.abc import Iterator
 
@@ -34,11 +35,10 @@ class Halves(Loop):
         self.found.append(number // 2)
 
 
-class LongRest(Loop):
-    """A loop that would rest for more than five minutes after a tick of 30 ms, without the limit of 0.1 s."""
+class Counting(Loop):
+    """A loop that would rest for more than three minutes after a tick that used the CPU for 20 ms."""
 
     rest_factor = 10_000.0
-    max_rest_s = 0.1
     interval_s = 0.0
 
     def __init__(self, database: Database) -> None:
@@ -47,9 +47,26 @@ class LongRest(Loop):
 
     def tick(self) -> None:
         self.ticks += 1
-        began = time.monotonic()
-        while time.monotonic() - began < 0.03:
+
+
+class Busy(Counting):
+    max_rest_s = 0.1
+
+    def tick(self) -> None:
+        super().tick()
+        began = time.thread_time()
+        while time.thread_time() - began < 0.03:
             pass
+
+
+class Waiting(Counting):
+    """A loop that waits, such as for the database."""
+
+    max_rest_s = 3600.0
+
+    def tick(self) -> None:
+        super().tick()
+        threading.Event().wait(0.05)
 
 
 @pytest.fixture
@@ -65,9 +82,10 @@ def test_a_failed_item_does_not_stop_the_others(database: Database) -> None:
     assert [failure.args for failure in raised.value.exceptions] == [(3,), (5,)]
 
 
-def test_a_long_tick_is_followed_by_a_short_rest(database: Database) -> None:
-    """A tick that waits for a frozen database takes as long as the freeze."""
-    loop = LongRest(database)
+@pytest.mark.parametrize("kind", [Busy, Waiting])
+def test_the_rest_after_a_long_tick_is_limited(database: Database, kind: type[Counting]) -> None:
+    """A tick that waits for a frozen database takes as long as the freeze; no rest may follow it."""
+    loop = kind(database)
     loop.start()
     try:
         wait_until(lambda: loop.ticks >= 2, 20)

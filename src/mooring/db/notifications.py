@@ -1,16 +1,23 @@
-"""PostgreSQL's LISTEN: commits of other replicas wake the waiters of this one."""
+"""PostgreSQL's LISTEN: commits of other replicas wake the waiters of this one.
+
+The same connection shows whether PostgreSQL answers at all, which no waiting statement can tell.
+"""
 
 import logging
 import threading
+import time
+from typing import Final
 
 import psycopg
 
+from mooring.db.postgresql import BoundedConnection, connection_parameters
 from mooring.db.session import NOTIFY_CHANNEL, Database
 from mooring.db.signals import ObjectTopic
 
 log = logging.getLogger(__name__)
-_RETRY_S = 1.0
-_POLL_S = 0.5
+_RETRY_S: Final = 0.5
+_POLL_S: Final = 0.5
+_PROBE_TIMEOUT_S: Final = 2.5
 
 
 class Listener:
@@ -19,6 +26,7 @@ class Listener:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._stop = threading.Event()
+        self._asked_at = time.monotonic()  # the begin of the last probe or connection attempt
         self._thread = threading.Thread(target=self._run, name="listen", daemon=True)
 
     def start(self) -> None:
@@ -33,16 +41,41 @@ class Listener:
             try:
                 self._listen()
             except psycopg.Error as error:
-                log.warning("cannot receive PostgreSQL notifications; reconnecting: %s", error)
+                self._failed(error)
                 self._stop.wait(_RETRY_S)
 
+    def _failed(self, error: psycopg.Error) -> None:
+        """PostgreSQL is down if no call was answered since the begin of the last probe.
+
+        An error with a code, such as that of a server with too many connections, is an answer.
+        """
+        availability = self._database.availability
+        is_lost = error.sqlstate is None and availability.answered_at <= self._asked_at
+        if is_lost and not availability.is_down:
+            availability.is_down = True
+            log.warning("PostgreSQL does not answer: requests get 503 until it does: %s", error)
+
     def _listen(self) -> None:
+        self._asked_at = time.monotonic()
         url = self._database.url.set(drivername="postgresql").render_as_string(hide_password=False)
-        with psycopg.connect(url, autocommit=True, connect_timeout=3) as connection:
+        with BoundedConnection.connect(url, autocommit=True, **connection_parameters()) as connection:
+            connection.call_timeout_s = _PROBE_TIMEOUT_S
             connection.execute(f"LISTEN {NOTIFY_CHANNEL}")
+            self._answered()
             self._database.signals.fire_all()  # notifications sent before LISTEN are lost
             while not self._stop.is_set():
                 # Without `stop_after` a notification would be delivered only when the timeout ends.
                 notices = connection.notifies(timeout=_POLL_S, stop_after=1)
                 topics = {ObjectTopic(notice.payload) for notice in notices}
                 self._database.signals.fire(topics)
+                if time.monotonic() >= self._asked_at + _POLL_S:
+                    self._asked_at = time.monotonic()
+                    connection.execute("SELECT 1")
+                    self._answered()
+
+    def _answered(self) -> None:
+        availability = self._database.availability
+        availability.answered_at = time.monotonic()
+        if availability.is_down:
+            availability.is_down = False
+            log.info("PostgreSQL answers again")

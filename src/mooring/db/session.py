@@ -17,6 +17,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from mooring.db import postgresql
 from mooring.db.signals import AnyTopic, Signals
 
 NOTIFY_CHANNEL = "mooring"
@@ -62,7 +63,12 @@ class Database:
         self.url = normalized(url)
         self.signals = signals
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self.engine = _sqlite_engine(self.url) if self.is_sqlite else _postgresql_engine(self.url, pool_size)
+        self.availability = postgresql.Availability()
+        self.engine = (
+            _sqlite_engine(self.url)
+            if self.is_sqlite
+            else postgresql.new_engine(self.url, pool_size, self.availability)
+        )
         # One snapshot per reader, as on SQLite: an instance and its GPU allocations are consistent.
         snapshots = self.engine.execution_options(isolation_level="REPEATABLE READ")
         self._readers = self.engine if self.is_sqlite else snapshots
@@ -169,18 +175,3 @@ def _end_sqlite(connection: Any, _record: Any) -> None:
     # connection to the pool as it is. The transaction's lock would then block every other writer for good.
     if connection is not None and connection.in_transaction:
         connection.rollback()
-
-
-def _postgresql_engine(url: URL, pool_size: int) -> Engine:
-    return create_engine(
-        url,
-        pool_size=pool_size,
-        max_overflow=pool_size,
-        pool_timeout=3,
-        pool_pre_ping=True,
-        hide_parameters=True,  # errors are logged, and values may hold env or command output
-        connect_args={
-            "connect_timeout": 3,
-            "options": "-c statement_timeout=15000 -c lock_timeout=10000 -c timezone=UTC",
-        },
-    )

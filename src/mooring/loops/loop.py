@@ -24,10 +24,10 @@ class Loop(ABC):
 
     topics: tuple[AnyTopic, ...] = ()
     interval_s: float = 5.0
-    # After a tick of more than 20 ms the loop sleeps for this many times its duration, up to `max_rest_s`:
-    # even with many notifications it must leave the interpreter to other threads.
+    # After a tick that used more than 20 ms of CPU time the loop sleeps for this many times that time, up to
+    # `max_rest_s`: even with many notifications it must leave the interpreter to other threads. Time that a
+    # tick waited, such as for a frozen database, must not lead to a rest.
     rest_factor: float = 2.0
-    # A tick that waited a minute for the database must not be followed by a rest of two minutes.
     max_rest_s: float = 5.0
 
     def __init__(self, database: Database) -> None:
@@ -79,10 +79,10 @@ class Loop(ABC):
         with self.database.signals.waking(self._woken, *self.topics):
             while not self._stopping.is_set():
                 self._woken.clear()
-                began = time.monotonic()
+                began = time.thread_time()
                 if self._ticked():
                     backoff.reset()
-                    self._wait_for_next_tick(time.monotonic() - began)
+                    self._wait_for_next_tick(time.thread_time() - began)
                 else:
                     self._stopping.wait(backoff.pause_s())
 
@@ -94,6 +94,6 @@ class Loop(ABC):
             return False
         return True
 
-    def _wait_for_next_tick(self, took_s: float) -> None:
-        self.rest(took_s * self.rest_factor if took_s > 0.02 else 0)
+    def _wait_for_next_tick(self, cpu_s: float) -> None:
+        self.rest(cpu_s * self.rest_factor if cpu_s > 0.02 else 0)
         self._woken.wait(self.interval_s)

@@ -184,7 +184,11 @@ async def _on_database_unavailable(request: Request, error: Exception) -> Respon
     if getattr(getattr(error, "orig", None), "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
         return on_bug(request, error)  # SQLite reports a bad statement as an operational error
     log.warning("database unavailable: %s", error)
-    message = "cannot reach the database; changes that were not acknowledged were not made"
+    # A commit whose answer was lost may have taken effect.
+    message = (
+        "cannot reach the database; a change may or may not have been made: repeat the request (a POST with "
+        "the same Idempotency-Key)"
+    )
     return problem_response(request, errors.DatabaseUnavailable(message))
 
 

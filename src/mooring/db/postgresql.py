@@ -1,0 +1,112 @@
+"""Connections to PostgreSQL on which no call waits without end.
+
+PostgreSQL ends a statement after STATEMENT_TIMEOUT_S. It cannot do so while it is frozen or unreachable:
+
+    packets are lost            the kernel ends the connection after about TCP_TIMEOUT_S
+    the server does not answer  `Availability`, set by the listener (notifications.py), ends all waiting calls
+    neither is detected         a call ends after CALL_TIMEOUT_S
+
+A call that ends this way closes its connection. Whether a commit among these calls took effect is unknown.
+"""
+
+import math
+import time
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg.abc import PQGen
+from psycopg.errors import _WaitTimeout  # the only exception of `wait` for its `timeout`
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.engine import URL
+
+STATEMENT_TIMEOUT_S: Final = 15
+LOCK_TIMEOUT_S: Final = 10
+CONNECT_TIMEOUT_S: Final = 3
+TCP_TIMEOUT_S: Final = 5
+CALL_TIMEOUT_S: Final = STATEMENT_TIMEOUT_S + 5.0
+POOL_TIMEOUT_S: Final = 3
+_CHECK_EVERY_S: Final = 0.25
+
+Result = TypeVar("Result")
+
+
+class Availability:
+    """Whether PostgreSQL answers, as far as is known. While it does not, calls fail within 0.5 s.
+
+    Without a listener, as in a command of the CLI, it always counts as available.
+
+    Attributes:
+        answered_at: the monotonic time of the last answer to any call of the engine's connections.
+    """
+
+    def __init__(self) -> None:
+        self.is_down = False
+        self.answered_at = -math.inf
+
+    def require(self) -> None:
+        """Raises psycopg.OperationalError: PostgreSQL does not answer."""
+        if self.is_down:
+            raise psycopg.OperationalError("PostgreSQL does not answer")
+
+
+class BoundedConnection(psycopg.Connection[Any]):
+    """A connection whose calls fail when the server does not answer.
+
+    Attributes:
+        call_timeout_s: how long a call may wait.
+        availability: ends the calls that wait.
+    """
+
+    call_timeout_s: float = CALL_TIMEOUT_S
+    availability: Availability = Availability()
+
+    def wait(self, gen: PQGen[Result], interval: float = 0.1, timeout: float | None = None) -> Result:
+        """As in psycopg. If the server does not answer, close the connection and raise OperationalError."""
+        if timeout is not None:
+            return super().wait(gen, interval, timeout)
+        until = time.monotonic() + self.call_timeout_s
+        while True:
+            # Decided before the wait: an answer that came while this process stood still is read first.
+            is_last = time.monotonic() >= until or self.availability.is_down
+            try:
+                result = super().wait(gen, interval, _CHECK_EVERY_S)
+            except _WaitTimeout:
+                if is_last:
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError("PostgreSQL did not answer in time") from None
+            else:
+                self.availability.answered_at = time.monotonic()
+                return result
+
+
+def connection_parameters() -> dict[str, Any]:
+    """Parameters of libpq that every connection needs."""
+    return {
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "tcp_user_timeout": TCP_TIMEOUT_S * 1000,  # ms
+        "keepalives_idle": TCP_TIMEOUT_S,
+        "keepalives_interval": 1,
+        "keepalives_count": 5,
+    }
+
+
+def new_engine(url: URL, pool_size: int, availability: Availability) -> Engine:
+    timeouts = f"-c statement_timeout={STATEMENT_TIMEOUT_S}s -c lock_timeout={LOCK_TIMEOUT_S}s"
+    engine = create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=pool_size,
+        pool_timeout=POOL_TIMEOUT_S,
+        pool_pre_ping=True,
+        hide_parameters=True,  # errors are logged, and values may hold env or command output
+        connect_args={**connection_parameters(), "options": f"{timeouts} -c timezone=UTC"},
+    )
+
+    def connect(_dialect: object, _record: object, args: list[Any], parameters: dict[str, Any]) -> object:
+        availability.require()
+        connection = BoundedConnection.connect(*args, **parameters)
+        connection.availability = availability
+        return connection
+
+    event.listen(engine, "do_connect", connect)
+    return engine

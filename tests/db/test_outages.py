@@ -1,0 +1,105 @@
+"""No call to PostgreSQL waits without end, and a lost LISTEN connection is replaced."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+
+from mooring.db.notifications import Listener
+from mooring.db.session import Database, notify
+from mooring.db.signals import Signals, Topic
+from tests.testbed import processes
+from tests.testbed.fixtures import NewPostgresCluster
+from tests.testbed.postgres import PostgresCluster
+from tests.testbed.waiting import wait_until
+
+
+@pytest.fixture
+def cluster(new_postgres_cluster: NewPostgresCluster) -> PostgresCluster:
+    return new_postgres_cluster(durable=False)
+
+
+@pytest.fixture
+def database(cluster: PostgresCluster) -> Iterator[Database]:
+    made = Database(cluster.url(), Signals())
+    yield made
+    made.dispose()
+
+
+@contextmanager
+def listening(database: Database) -> Iterator[None]:
+    listener = Listener(database)
+    listener.start()
+    try:
+        wait_until(lambda: _listeners(database))
+        yield
+    finally:
+        listener.stop()
+
+
+def _query(database: Database, statement: str) -> list[int]:
+    with database.read() as session:
+        return list(session.scalars(text(statement)))
+
+
+def _listeners(database: Database) -> list[int]:
+    """The pids of the server's processes for connections that listen."""
+    listen = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%' OR query = 'SELECT 1'"
+    return _query(database, f"{listen} ORDER BY backend_start")
+
+
+def test_a_call_that_waits_when_the_server_freezes_fails(
+    cluster: PostgresCluster, database: Database
+) -> None:
+    with listening(database):
+        began = threading.Event()
+        failures: list[Exception] = []
+
+        def call() -> None:
+            try:
+                with database.read() as session:
+                    session.execute(text("SELECT 1"))
+                    began.set()
+                    session.execute(text("SELECT pg_sleep(3600)"))
+            except OperationalError as error:
+                failures.append(error)
+
+        waiting = threading.Thread(target=call)
+        waiting.start()
+        assert began.wait(10)
+        cluster.freeze()
+        try:
+            waiting.join(60)
+            with pytest.raises(OperationalError):
+                _query(database, "SELECT 1")
+        finally:
+            cluster.thaw()
+        assert len(failures) == 1
+        wait_until(lambda: not database.availability.is_down, 20)
+        assert _query(database, "SELECT 1") == [1]
+
+
+def test_a_lost_listening_connection_is_replaced_without_an_outage(database: Database) -> None:
+    """Its process on the server is frozen, as if a partition had dropped this connection only."""
+    with listening(database):
+        (lost,) = _listeners(database)
+        processes.freeze(lost)
+        try:
+
+            def is_replaced() -> bool:
+                assert not database.availability.is_down
+                return _listeners(database)[-1] != lost
+
+            wait_until(is_replaced, 30)
+        finally:
+            processes.thaw(lost)
+        woken = threading.Event()
+        with database.signals.waking(woken, Topic.QUEUE):
+            other = Database(str(database.url.render_as_string(hide_password=False)), Signals())
+            with other.write() as session:
+                notify(session, Topic.QUEUE)
+            other.dispose()
+            assert woken.wait(20)
