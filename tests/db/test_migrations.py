@@ -145,6 +145,7 @@ def test_concurrent_upgrades_both_succeed(empty_database: str, engine: Engine) -
 
 
 GROWTH, BEFORE_GROWTH = "0008", "0007"
+BEFORE_STRIPES = "0010"
 
 
 def test_an_upgrade_counts_the_stored_bytes_of_existing_rows(empty_database: str, engine: Engine) -> None:
@@ -203,6 +204,35 @@ def test_triggers_prevent_double_allocation_after_the_upgrade(empty_database: st
         assert connection.scalar(text("SELECT milli_held FROM gpus")) == 0
 
 
+def test_a_downgrade_adds_up_the_stripes_of_stored_bytes(empty_database: str, engine: Engine) -> None:
+    migrate.upgrade(empty_database)
+    rows = [(3, 50, 7, "2026-11-23"), (5, -20, 2, "2026-11-24"), (9, 1, 4, "2026-11-24")]
+    with engine.begin() as connection:
+        connection.execute(text(NEWEST_PROJECT))
+        for stripe, stored, written, day in rows:
+            connection.execute(
+                text("INSERT INTO project_storage VALUES ('prj_1', :stored, :written, :day, :stripe)"),
+                {"stripe": stripe, "stored": stored, "written": written, "day": day},
+            )
+    migrate.downgrade(empty_database, BEFORE_STRIPES)
+    with engine.begin() as connection:
+        counts = connection.execute(
+            text("SELECT project_id, stored_bytes, written_bytes, written_on FROM project_storage")
+        )
+        assert [tuple(row) for row in counts] == [("prj_1", 31, 6, "2026-11-24")]
+
+
+def test_an_upgrade_records_which_events_retention_has_deleted(empty_database: str, engine: Engine) -> None:
+    migrate.upgrade(empty_database, BEFORE_STRIPES)
+    with engine.begin() as connection:
+        connection.execute(text(CONTROL_PLANE), {"secret": b"x"})
+        for seq in (7, 9):
+            connection.execute(text(EVENT), {"seq": seq})
+    migrate.upgrade(empty_database)
+    with engine.begin() as connection:
+        assert connection.scalar(text("SELECT events_purged_to FROM control_plane")) == 6
+
+
 TEMPLATE = {
     "image": "a", "env": {"A": "1"}, "command": ["b"], "entrypoint": None, "working_dir": "/w", "user": None,
     "ports": [], "priority": 50,
@@ -215,6 +245,13 @@ PROJECT = """
 NEWEST_PROJECT = PROJECT.replace("local_images,", "local_images, require_disk_limits,").replace(
     "false, 1,", "false, false, 1,"
 )
+CONTROL_PLANE = """
+    INSERT INTO control_plane (id, cursor_secret, events_purged_to, created_at)
+    VALUES ('cp_1', :secret, 2, '2026-11-21 00:00:00')
+"""
+EVENT = """
+    INSERT INTO events (seq, id, type, at, data) VALUES (:seq, 'evt', 't', '2026-11-21 00:00:00', '{}')
+"""
 GROUP = """
     INSERT INTO instance_groups (id, project_id, name, labels, count, template, on_member_failure, network,
         encrypted, master_port, restarts, desired_state, version, created_at)

@@ -103,3 +103,16 @@ def test_a_lost_listening_connection_is_replaced_without_an_outage(database: Dat
                 notify(session, Topic.QUEUE)
             other.dispose()
             assert woken.wait(20)
+
+
+def test_a_restart_of_the_server_breaks_no_later_transaction(
+    cluster: PostgresCluster, database: Database
+) -> None:
+    """The server ends the pooled connections, and nothing was asked on them since."""
+    for _ in range(2):
+        with database.read() as first, database.read() as second:
+            assert first.scalar(text("SELECT 1")) == second.scalar(text("SELECT 1"))
+        cluster.stop()
+        cluster.start()
+        with database.read() as first, database.write() as second:
+            assert first.scalar(text("SELECT 1")) == second.scalar(text("SELECT 1"))

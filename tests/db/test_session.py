@@ -78,7 +78,7 @@ def test_ending_steps_run_in_order_before_the_commit(database: Database) -> None
             at_end(session, step, partial(note, step))
         session.add(_project("a"))
         order.append("body")
-    assert order == ["body", "WITHOUT_LOCKS", "NOTIFY", "EVENTS", "COUNTS"]
+    assert order == ["body", "WITHOUT_LOCKS", "EVENTS", "COUNTS"]
 
     def refuse(_session: object) -> None:
         raise RuntimeError("too late")

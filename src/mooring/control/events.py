@@ -1,6 +1,11 @@
-"""The event log: each change appends an event in the same transaction, and readers follow `seq`."""
+"""The event log: each change appends an event in the same transaction, and readers follow `seq`.
+
+Several transactions append at a time, so an event may be committed before one with a lower `seq`. Readers see
+the events up to the first that is not committed yet: see `event_order`.
+"""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
@@ -8,7 +13,7 @@ from typing import Protocol
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
-from mooring.control import locks
+from mooring.control import event_order
 from mooring.core import ids
 from mooring.core.errors import Gone
 from mooring.core.instance.state import State
@@ -104,10 +109,21 @@ _INSERT = insert(Event.__table__)  # type: ignore[arg-type]
 
 
 def _write(session: Session) -> None:
-    # `seq` is assigned before the commit, so without this lock a reader could see 8 before 7 and miss 7.
-    # The lock is taken after the locks of all changed rows, so it cannot deadlock with them.
-    locks.end_of_events(session)
+    event_order.begin_append(session)
     session.connection().execute(_INSERT, session.info.pop(_PENDING))
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Events, oldest first.
+
+    Attributes:
+        held_back: later events are committed, but an event before them is not. They are readable a few
+            milliseconds later, and no notification says when.
+    """
+
+    events: Sequence[Event]
+    held_back: bool = False
 
 
 def page(
@@ -115,31 +131,39 @@ def page(
     *,
     after: int,
     limit: int,
+    complete_to: float,
     projects: frozenset[str] | None = None,
-    instance_id: str | None = None,
-) -> Sequence[Event]:
-    """Events after a `seq`, oldest first, of these projects; None: of all projects and machines.
+) -> Page:
+    """Events after a `seq`, of these projects; None: of all projects and machines.
+
+    Args:
+        complete_to: what `event_order.complete_to` returned in an earlier transaction.
 
     Raises:
-        Gone: events after `after` were deleted, so the caller would miss some; unchecked with `instance_id`.
+        Gone: events after `after` were deleted, so the caller would miss some.
     """
     query = select(Event).where(Event.seq > after).order_by(Event.seq).limit(limit)
     if projects is not None:
         query = query.where(Event.project_id.in_(projects))
-    if instance_id is not None:
-        query = query.where(Event.instance_id == instance_id)
     found = session.scalars(query).all()
-    if instance_id is None and after > 0:
-        _require_no_gap(session, after)  # after the read, to notice rows that retention deleted meanwhile
-    return found
+    _require_no_gap(session, after)
+    readable = [event for event in found if event.seq <= complete_to]
+    return Page(readable, held_back=len(readable) < len(found))
+
+
+def page_of_instance(session: Session, instance_id: str, *, after: int, limit: int) -> Sequence[Event]:
+    """An instance's events after a `seq`, oldest first, as far as they are kept.
+
+    Their writers lock the instance's row, so they are committed in the order of `seq`.
+    """
+    query = select(Event).where(Event.seq > after, Event.instance_id == instance_id)
+    return session.scalars(query.order_by(Event.seq).limit(limit)).all()
 
 
 def _require_no_gap(session: Session, after: int) -> None:
     """Raises Gone: some event after `after` was deleted, by retention or with a purged instance."""
-    purged_to = select(ControlPlane.events_purged_to).limit(1).scalar_subquery()
-    first, purged = session.execute(select(func.min(Event.seq), purged_to)).one()
-    deleted_to = max((first or 1) - 1, purged or 0)
-    if after < deleted_to:
+    deleted_to = session.scalar(select(ControlPlane.events_purged_to).limit(1)) or 0
+    if 0 < after < deleted_to:
         raise Gone(
             f"events up to {deleted_to} are no longer kept; read the instances again and follow from after=0",
             oldest_seq=deleted_to + 1,
@@ -173,7 +197,9 @@ def expired(session: Session, before: datetime, after: int, most: int) -> tuple[
 
 
 def forget(session: Session, seqs: Sequence[int]) -> int:
+    """Delete events. Readers that are behind the last of them get `Gone`."""
     session.execute(delete(Event).where(Event.seq.in_(seqs)))
+    _record_deletion(session, seqs)
     return len(seqs)
 
 
@@ -181,7 +207,10 @@ def forget_of_instances(session: Session, instance_ids: Sequence[str]) -> None:
     """Delete the events of purged instances. Readers that are behind the last of them get `Gone`."""
     # The newest event stays, as in `expired`.
     old = Event.instance_id.in_(instance_ids) & (Event.seq < newest_seq(session))
-    seqs = session.scalars(delete(Event).where(old).returning(Event.seq)).all()
+    _record_deletion(session, session.scalars(delete(Event).where(old).returning(Event.seq)).all())
+
+
+def _record_deletion(session: Session, seqs: Sequence[int]) -> None:
     if seqs:
         stored, last = ControlPlane.events_purged_to, max(seqs)
         is_behind = stored.is_(None) | (stored < last)

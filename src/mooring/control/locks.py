@@ -1,6 +1,6 @@
 """The order in which rows are locked, so that transactions cannot deadlock: projects by id, one instance
-group, the placement lock, nodes by id, instances by id, then the end of the event log, then the stored bytes
-of projects by id (`db.session.Ending`). SQLite has one writer at a time and needs none of these locks.
+group, the placement lock, nodes by id, instances by id, then the stored bytes of projects by id
+(`db.session.Ending`). SQLite has one writer at a time and needs none of these locks.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,12 +16,6 @@ from mooring.db.session import Ending, at_end
 from mooring.db.tables import Instance, InstanceGroup, Node, Project
 
 _TRIES = 5
-
-
-def end_of_events(session: Session) -> None:
-    """The lock that every transaction takes before it appends events. Only `Ending.COUNTS` locks later."""
-    if session.get_bind().dialect.name == "postgresql":
-        session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.events'))"))
 
 
 def projects(session: Session, project_ids: Iterable[str]) -> dict[str, Project]:

@@ -10,6 +10,7 @@ A call that ends this way closes its connection. Whether a commit among these ca
 """
 
 import math
+import select
 import time
 from typing import Any, Final, TypeVar
 
@@ -18,9 +19,12 @@ from psycopg.abc import PQGen
 from psycopg.errors import _WaitTimeout  # the only exception of `wait` for its `timeout`
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import DisconnectionError
 
 STATEMENT_TIMEOUT_S: Final = 15
 LOCK_TIMEOUT_S: Final = 10
+# The server ends the transaction of a process that hangs, which would hold back all later events.
+IDLE_TIMEOUT_S: Final = 15
 CONNECT_TIMEOUT_S: Final = 3
 TCP_TIMEOUT_S: Final = 5
 CALL_TIMEOUT_S: Final = STATEMENT_TIMEOUT_S + 5.0
@@ -91,13 +95,15 @@ def connection_parameters() -> dict[str, Any]:
 
 
 def new_engine(url: URL, pool_size: int, availability: Availability) -> Engine:
-    timeouts = f"-c statement_timeout={STATEMENT_TIMEOUT_S}s -c lock_timeout={LOCK_TIMEOUT_S}s"
+    timeouts = (
+        f"-c statement_timeout={STATEMENT_TIMEOUT_S}s -c lock_timeout={LOCK_TIMEOUT_S}s "
+        f"-c idle_in_transaction_session_timeout={IDLE_TIMEOUT_S}s"
+    )
     engine = create_engine(
         url,
         pool_size=pool_size,
         max_overflow=pool_size,
         pool_timeout=POOL_TIMEOUT_S,
-        pool_pre_ping=True,
         hide_parameters=True,  # errors are logged, and values may hold env or command output
         connect_args={**connection_parameters(), "options": f"{timeouts} -c timezone=UTC"},
     )
@@ -109,4 +115,14 @@ def new_engine(url: URL, pool_size: int, availability: Availability) -> Engine:
         return connection
 
     event.listen(engine, "do_connect", connect)
+    event.listen(engine, "checkout", _require_open)
     return engine
+
+
+def _require_open(connection: Any, _record: object, _proxy: object) -> None:
+    """Replace a pooled connection that the server has closed. A ping would cost a round trip each time."""
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    # Nothing was asked, so the only thing to read is the end of the connection.
+    if poll.poll(0):
+        raise DisconnectionError

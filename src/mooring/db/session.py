@@ -1,11 +1,12 @@
 """The database: short transactions, opened by the outer layers only, and notifications after the commit.
 
 SQLite: WAL, `synchronous=FULL`, one writer at a time behind an in-process lock and `BEGIN IMMEDIATE`.
-PostgreSQL: row locks, and `NOTIFY` in the transaction so that other replicas are notified too.
+PostgreSQL: row locks, and `NOTIFY` after the commit, so that other replicas are notified too.
 """
 
+import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from operator import itemgetter
@@ -14,11 +15,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from mooring.db import postgresql
 from mooring.db.signals import AnyTopic, Signals
+
+log = logging.getLogger(__name__)
 
 NOTIFY_CHANNEL = "mooring"
 _TOPICS = "mooring.topics"
@@ -46,9 +49,8 @@ class Ending(IntEnum):
     """
 
     WITHOUT_LOCKS = 1
-    NOTIFY = 2  # PostgreSQL delivers it after the commit
-    EVENTS = 3  # under the event log's lock, which all writers of events take
-    COUNTS = 4  # updates the project's row of `project_storage`, as most writers in the project do
+    EVENTS = 2  # late, because readers see no later event before this one is committed
+    COUNTS = 3  # updates a row of `project_storage`, as other writers in the project do
 
 
 def at_end(session: Session, step: Ending, write: Callable[[Session], None]) -> None:
@@ -72,6 +74,7 @@ class Database:
         # One snapshot per reader, as on SQLite: an instance and its GPU allocations are consistent.
         snapshots = self.engine.execution_options(isolation_level="REPEATABLE READ")
         self._readers = self.engine if self.is_sqlite else snapshots
+        self._autocommit = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._writer = threading.Lock()
         # Copied to the `info` of every session: the service's keys and rules that writers apply.
         self.session_info: dict[str, Any] = {}
@@ -99,14 +102,25 @@ class Database:
                 session.connection(execution_options={"mooring_immediate": True})
             yield session
             session.flush()
-            topics: set[AnyTopic] = session.info.pop(_TOPICS, set())
-            if topics and not self.is_sqlite:
-                at_end(session, Ending.NOTIFY, lambda ending: _send(ending, topics))
             for _step, write in sorted(session.info.pop(_AT_END, ()), key=itemgetter(0)):
                 write(session)
-            assert _TOPICS not in session.info, "notify() in an at_end step does not reach other replicas"
             session.commit()
+            topics: set[AnyTopic] = session.info.pop(_TOPICS, set())
         self.signals.fire(topics)
+        if topics and not self.is_sqlite:
+            self._notify_replicas(topics)
+
+    def _notify_replicas(self, topics: Collection[AnyTopic]) -> None:
+        """Send `NOTIFY`, which takes a lock of the whole database until its commit: not in the transaction.
+
+        A notification that is lost costs only time, since all waiters also poll.
+        """
+        try:
+            with self._autocommit.connect() as connection:
+                parameters = {"channel": NOTIFY_CHANNEL, "topics": sorted(map(str, topics))}
+                connection.execute(_NOTIFY, parameters)
+        except SQLAlchemyError as error:
+            log.warning("cannot notify other replicas: %s", error)
 
     @contextmanager
     def only_writer(self) -> Iterator[None]:
@@ -130,11 +144,13 @@ class Database:
         self.engine.dispose()
 
 
-def _send(session: Session, topics: set[AnyTopic]) -> None:
-    session.execute(
-        text("SELECT pg_notify(:channel, topic) FROM unnest(CAST(:topics AS text[])) AS topic"),
-        {"channel": NOTIFY_CHANNEL, "topics": sorted(map(str, topics))},
-    )
+# Without waiting for the disk: only the delivery matters.
+_NOTIFY = text(
+    """
+    SELECT set_config('synchronous_commit', 'off', true), pg_notify(:channel, topic)
+    FROM unnest(CAST(:topics AS text[])) AS topic
+    """
+)
 
 
 def _sqlite_engine(url: URL) -> Engine:

@@ -41,7 +41,7 @@ class Followers:
         """The sequence numbers of a page; `subscribed_at` is when the follower subscribed."""
         since = time.monotonic() if subscribed_at is None else subscribed_at
         page = await self.pages.page(self._database, self._access, after, limit, since)
-        return [int(each.item["seq"]) for each in page]
+        return [int(each.item["seq"]) for each in page.found]
 
 
 @pytest.fixture

@@ -315,7 +315,7 @@ def list_instance_events(
     """List instance events. Returns those after a `seq`, oldest first."""
     with context.database.read() as session:
         row = instances.get(session, access, instance_id)
-        found = events.page(session, after=after, limit=limit, instance_id=row.id)
+        found = events.page_of_instance(session, row.id, after=after, limit=limit)
         content = {"items": [show(Event, event) for event in found], "next_cursor": None}
     return responses.respond(responses.json_answer(content))
 

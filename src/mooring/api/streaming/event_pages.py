@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from mooring.api.http.turns import ProjectTurns
 from mooring.api.streaming import sse
 from mooring.api.views.show import show
-from mooring.control import events
+from mooring.control import event_order, events
 from mooring.core.access import Access
 from mooring.db.session import Database
 from mooring.schemas.base import Json
@@ -43,25 +43,35 @@ class PageEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class Events:
+    """The next events of a reader.
+
+    Attributes:
+        held_back: as `control.events.Page.held_back`: read again soon, without waiting for a notification.
+    """
+
+    found: list[PageEvent]
+    held_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class _Read:
     """A page that was read from the database.
 
     Attributes:
         after: the page has the events after this sequence number.
-        is_full: more events may follow.
+        has_more: more events may follow at once.
         fired: `Signals.fired` of its topics when the read began; later events may be missing from the page.
         began: when the read began, by the monotonic clock.
     """
 
     after: int
-    is_full: bool
+    has_more: bool
     fired: tuple[int, ...]
     began: float
     found: list[PageEvent]
 
-    def events_after(
-        self, after: int, fired: tuple[int, ...], subscribed_at: float
-    ) -> list[PageEvent] | None:
+    def events_after(self, after: int, fired: tuple[int, ...], subscribed_at: float) -> Events | None:
         """The page's events after this sequence number, or None if the database must be read again.
 
         A reader without events waits for a notification. An empty result is safe only if no event followed
@@ -71,10 +81,11 @@ class _Read:
             return None
         found = [each for each in self.found if each.item["seq"] > after]
         if found and time.monotonic() - self.began < _FRESH_S:
-            return found
+            return Events(found)
         is_current = self.fired == fired and 0 not in fired
         is_subscribed = self.began >= subscribed_at
-        return found if (is_current or is_subscribed) and (found or not self.is_full) else None
+        is_whole = bool(found) or not self.has_more
+        return Events(found) if (is_current or is_subscribed) and is_whole else None
 
 
 class EventPages:
@@ -86,7 +97,7 @@ class EventPages:
 
     async def page(
         self, database: Database, access: Access, after: int, limit: int, subscribed_at: float | None = None
-    ) -> list[PageEvent]:
+    ) -> Events:
         """As `events.page`. A caller that gets no events may wait for the topics if it subscribed before.
 
         Args:
@@ -104,14 +115,15 @@ class EventPages:
             if shared is not None:
                 return shared
             began = time.monotonic()
-            found = await run_in_threadpool(_page, database, page_key, after)
-            read = self._cached[page_key] = _Read(after, len(found) == limit, fired, began, found)
+            page = await run_in_threadpool(_page, database, page_key, after)
+            has_more = page.held_back or len(page.found) == limit
+            read = self._cached[page_key] = _Read(after, has_more, fired, began, page.found)
             asyncio.get_running_loop().call_later(_CACHED_S, self._forget, page_key, read)
-            return found
+            return page
 
     def _shared(
         self, page_key: _PageKey, after: int, fired: tuple[int, ...], subscribed_at: float | None
-    ) -> list[PageEvent] | None:
+    ) -> Events | None:
         read = self._cached.get(page_key)
         if read is None or subscribed_at is None:
             return None
@@ -122,8 +134,10 @@ class EventPages:
             del self._cached[page_key]
 
 
-def _page(database: Database, page_key: _PageKey, after: int) -> list[PageEvent]:
+def _page(database: Database, page_key: _PageKey, after: int) -> Events:
     projects, limit = page_key
     with database.read() as session:
-        found = events.page(session, after=after, limit=limit, projects=projects)
-        return [PageEvent(show(Event, row)) for row in found]
+        complete_to = event_order.complete_to(session)
+    with database.read() as session:
+        page = events.page(session, after=after, limit=limit, complete_to=complete_to, projects=projects)
+        return Events([PageEvent(show(Event, row)) for row in page.events], page.held_back)

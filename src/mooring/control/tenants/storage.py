@@ -6,13 +6,14 @@ time (events, answers) or for good (the audit log). Stops and deletes are never 
 """
 
 import json
+import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import Row, delete, select, text, update
+from sqlalchemy import Row, delete, func, select, text, update
 from sqlalchemy.orm import Session
 
 from mooring.core.errors import DailyWriteLimit, QuotaExceeded
@@ -73,20 +74,24 @@ def _pending(session: Session) -> _Pending:
     return pending
 
 
+# A project's counts are spread over this many rows, so that its writers seldom wait for each other's commit.
+STRIPES: Final = 16
+
 _ADD = text(
     """
-    INSERT INTO project_storage (project_id, stored_bytes, written_bytes, written_on)
-    VALUES (:project_id, CASE WHEN :stored > 0 THEN :stored ELSE 0 END, :written, :day)
-    ON CONFLICT (project_id) DO UPDATE SET
-        stored_bytes = CASE
-            WHEN project_storage.stored_bytes + :stored > 0 THEN project_storage.stored_bytes + :stored ELSE 0
-        END,
-        written_bytes = CASE
-            WHEN project_storage.written_on = :day THEN project_storage.written_bytes + :written
-            ELSE :written
-        END,
+    INSERT INTO project_storage AS own (project_id, stripe, stored_bytes, written_bytes, written_on)
+    VALUES (:project_id, :stripe, :stored, :written, :day)
+    ON CONFLICT (project_id, stripe) DO UPDATE SET
+        stored_bytes = own.stored_bytes + :stored,
+        written_bytes = CASE WHEN own.written_on = :day THEN own.written_bytes + :written ELSE :written END,
         written_on = :day
-    RETURNING stored_bytes, written_bytes
+    """
+)
+_SUMS = text(
+    """
+    SELECT CAST(sum(stored_bytes) AS BIGINT) AS stored_bytes,
+        CAST(sum(CASE WHEN written_on = :day THEN written_bytes ELSE 0 END) AS BIGINT) AS written_bytes
+    FROM project_storage WHERE project_id = :project_id
     """
 )
 
@@ -107,35 +112,47 @@ def _write(session: Session, pending: _Pending, limits: StorageLimits) -> None:
     at = now()
     for project_id in sorted(pending.written):
         stored, written = pending.stored[project_id], pending.written[project_id]
-        values = {"project_id": project_id, "stored": stored, "written": written, "day": _day(at)}
-        row = session.connection().execute(_ADD, values).one()
+        day, stripe = _day(at), _stripe(session)
+        values = {
+            "project_id": project_id,
+            "stripe": stripe,
+            "stored": stored,
+            "written": written,
+            "day": day,
+        }
+        session.connection().execute(_ADD, values)
         if pending.enforced:
-            _require_within(limits, row, stored, written, at)
+            sums = session.connection().execute(_SUMS, {"project_id": project_id, "day": day}).one()
+            _require_within(limits, sums, stored, written, at)
+
+
+def _stripe(session: Session) -> int:
+    return secrets.randbelow(STRIPES) if session.get_bind().dialect.name == "postgresql" else 0
 
 
 def _day(at: datetime) -> str:
     return at.date().isoformat()
 
 
-def _require_within(limits: StorageLimits, row: Row[Any], stored: int, written: int, at: datetime) -> None:
-    if stored > 0 and row.stored_bytes > limits.stored_bytes:
+def _require_within(limits: StorageLimits, sums: Row[Any], stored: int, written: int, at: datetime) -> None:
+    if stored > 0 and sums.stored_bytes > limits.stored_bytes:
         raise QuotaExceeded(
-            f"specs and labels of the project's instances would take {row.stored_bytes} bytes; the "
+            f"specs and labels of the project's instances would take {sums.stored_bytes} bytes; the "
             f"limit is {limits.stored_bytes}. Delete instances (they count until they are purged), and move "
             "large env values into images",
             quota="stored_bytes",
             limit=limits.stored_bytes,
-            used=row.stored_bytes - stored,
+            used=sums.stored_bytes - stored,
             asked=stored,
         )
-    if row.written_bytes > limits.written_bytes_per_day:
+    if sums.written_bytes > limits.written_bytes_per_day:
         resets_at = (at + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
         raise DailyWriteLimit(
-            f"the project has written {row.written_bytes - written} bytes today; the limit is "
+            f"the project has written {sums.written_bytes - written} bytes today; the limit is "
             f"{limits.written_bytes_per_day} a day, and the count resets at {timestamp(resets_at)}",
             retry_after_s=max(1, round((resets_at - at).total_seconds())),
             limit=limits.written_bytes_per_day,
-            used=row.written_bytes - written,
+            used=sums.written_bytes - written,
             asked=written,
             resets_at=timestamp(resets_at),
         )
@@ -144,19 +161,20 @@ def _require_within(limits: StorageLimits, row: Row[Any], stored: int, written: 
 def subtract(session: Session, freed: Mapping[str, int]) -> None:
     """Subtract the bytes of purged rows, by project."""
     for project_id in sorted(freed):
+        of_project = select(ProjectStorage.stripe).where(ProjectStorage.project_id == project_id)
         left = ProjectStorage.stored_bytes - freed[project_id]
-        of_project = ProjectStorage.project_id == project_id
-        session.execute(update(ProjectStorage).where(of_project).values(stored_bytes=left))
+        one = (ProjectStorage.project_id == project_id) & ProjectStorage.stripe.in_(of_project.limit(1))
+        session.execute(update(ProjectStorage).where(one).values(stored_bytes=left))
 
 
 def above_half(session: Session, limits: StorageLimits) -> list[tuple[str, int]]:
     """Projects above half of their stored bytes that have deleted instances, each with its excess."""
     half = limits.stored_bytes // 2
     deleted = select(Instance.project_id).where(Instance.deleted_at.is_not(None))
-    query = select(ProjectStorage.project_id, ProjectStorage.stored_bytes).where(
-        ProjectStorage.stored_bytes > half, ProjectStorage.project_id.in_(deleted)
-    )
-    return [(project_id, stored - half) for project_id, stored in session.execute(query)]
+    stored = func.sum(ProjectStorage.stored_bytes)
+    query = select(ProjectStorage.project_id, stored).where(ProjectStorage.project_id.in_(deleted))
+    query = query.group_by(ProjectStorage.project_id).having(stored > half)
+    return [(project_id, int(total) - half) for project_id, total in session.execute(query)]
 
 
 def forget(session: Session, project_ids: Sequence[str]) -> None:

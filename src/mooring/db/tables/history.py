@@ -24,13 +24,13 @@ class ControlPlane(Base):
     key_check: Mapped[bytes | None] = mapped_column(LargeBinary)
     # Id of the key that signs the audit log: detects a wrong key at startup.
     audit_key_id: Mapped[str | None]
-    # The highest `seq` of the events that were purged with their instance, before their own retention ended.
+    # The highest `seq` of the events that were deleted.
     events_purged_to: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
 
 
 class Event(Base):
-    """The event log, append-only. `seq` is the order of commits (see control/events.py)."""
+    """The event log, append-only. Readers follow `seq` (see control/event_order.py)."""
 
     __tablename__ = "events"
     __table_args__ = (

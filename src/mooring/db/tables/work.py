@@ -189,12 +189,16 @@ class InstanceRecord(Base):
 
 
 class ProjectStorage(Base):
-    """How many bytes of the database a project uses; see `control/tenants/storage.py`."""
+    """How many bytes of the database a project uses; see `control/tenants/storage.py`.
+
+    A project's counts are the sums over its stripes.
+    """
 
     __tablename__ = "project_storage"
 
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
-    # Specs and labels of its instances and groups, until they are purged.
+    stripe: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    # Specs and labels of its instances and groups, until they are purged. A stripe may be negative.
     stored_bytes: Mapped[int] = mapped_column(BigInteger)
     # Bytes written on the UTC day `written_on`, such as 2026-11-22.
     written_bytes: Mapped[int] = mapped_column(BigInteger)
