@@ -1,7 +1,7 @@
 """The context that every endpoint receives; `server.py` creates it once and stores it on the app."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends
 from starlette.requests import HTTPConnection
@@ -9,6 +9,7 @@ from starlette.requests import HTTPConnection
 from mooring.api.auth.audited_reads import AuditedReads
 from mooring.api.auth.credentials import Credentials
 from mooring.api.auth.rate_limits import DelayedAnswers, NodeStreams, OpenStreams, RequestRates
+from mooring.api.http.batches import Batches
 from mooring.api.http.turns import MAX_CONCURRENT_WRITES, ProjectTurns, SchedulerTurns
 from mooring.api.streaming.channels import Channels
 from mooring.api.streaming.event_pages import EventPages
@@ -42,6 +43,7 @@ class Context:
     event_pages: EventPages = field(default_factory=EventPages)
     scheduler_turns: SchedulerTurns = field(default_factory=SchedulerTurns)
     write_turns: ProjectTurns = field(default_factory=lambda: ProjectTurns(MAX_CONCURRENT_WRITES))
+    batches: Batches[Any] = field(default_factory=Batches)
     rendered: RenderedInstances = field(default_factory=RenderedInstances)
     # With `mooring up`, /readyz waits until this many local nodes have reported.
     awaited_nodes: int = 0

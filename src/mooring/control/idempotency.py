@@ -1,7 +1,7 @@
 """Idempotency keys: a POST's answer is stored with its effect, and a repeat returns it unchanged."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -112,6 +112,13 @@ def store(
     if _add_usage(session, caller, project_id, len(body)):
         row.body = body
         storage.add_answer(session, project_id, len(body))
+
+
+def lock_usage(session: Session, holders: Iterable[str | None]) -> None:
+    """Lock the counts of callers and projects before several answers are stored, so that none deadlock."""
+    if session.get_bind().dialect.name == "postgresql":
+        query = select(IdempotencyUsage.holder).where(IdempotencyUsage.holder.in_(set(filter(None, holders))))
+        session.execute(query.order_by(IdempotencyUsage.holder).with_for_update()).all()
 
 
 def _add_usage(session: Session, caller: str, project_id: str | None, stored: int) -> bool:

@@ -16,6 +16,7 @@ from mooring.db.session import Ending, at_end
 from mooring.db.tables import Instance, InstanceGroup, Node, Project
 
 _TRIES = 5
+_LIVE = "mooring.live_projects"
 
 
 def projects(session: Session, project_ids: Iterable[str]) -> dict[str, Project]:
@@ -49,15 +50,20 @@ def live_project(session: Session, project_id: str) -> Project:
     row = session.get(Project, project_id)
     if row is None or row.deleted_at is not None:
         raise _no_project(project_id)
-    if session.get_bind().dialect.name == "postgresql":
-        at_end(session, Ending.WITHOUT_LOCKS, lambda ending: _require_live(ending, project_id))
+    if _LIVE not in session.info:
+        session.info[_LIVE] = {}
+        at_end(session, Ending.WITHOUT_LOCKS, _require_live)
+    # The reference keeps the row in the session, which would read it again for the next request of a batch.
+    session.info[_LIVE][project_id] = row
     return row
 
 
-def _require_live(session: Session, project_id: str) -> None:
-    query = select(Project.id).where(Project.id == project_id, Project.deleted_at.is_(None))
-    if session.scalar(query) is None:
-        raise _no_project(project_id)
+def _require_live(session: Session) -> None:
+    wanted: dict[str, Project] = session.info.pop(_LIVE)
+    if session.get_bind().dialect.name == "postgresql":
+        query = select(Project.id).where(Project.id.in_(wanted), Project.deleted_at.is_(None))
+        for project_id in wanted.keys() - set(session.scalars(query)):
+            raise _no_project(project_id)
 
 
 def _no_project(project_id: str) -> NotFound:

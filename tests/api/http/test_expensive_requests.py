@@ -94,13 +94,14 @@ class TestSchedulerTurns:
         with (
             member(client, "writes") as writer,
             member(client, "other") as other,
-            ThreadPoolExecutor(THREADS + 8) as pool,
+            ThreadPoolExecutor(THREADS + 16) as pool,
         ):
             with service.plane.database.only_writer():
-                answers = [
-                    pool.submit(writer.post, "/v1/instances", json=PENDING) for _ in range(THREADS + 8)
-                ]
+                secrets = [{"name": f"s{number}", "value": "v"} for number in range(THREADS + 8)]
+                answers = [pool.submit(writer.post, "/v1/secrets", json=secret) for secret in secrets]
                 wait_until(lambda: len(service.service._server._context.write_turns) == THREADS + 8)
+                answers += [pool.submit(writer.post, "/v1/instances", json=PENDING) for _ in range(8)]
+                wait_until(lambda: len(service.service._server._context.batches) >= 7)
                 assert other.get("/v1/instances", timeout=8).status_code == 200
             assert {answer.result().status_code for answer in answers} == {201}
 

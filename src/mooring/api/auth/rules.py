@@ -5,7 +5,7 @@ The tests compare this table with the OpenAPI document and call every operation 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -36,6 +36,8 @@ class Rule:
             credential is enough.
         action: its name in the audit log; null: for reads, and for operations of nodes.
         cost: as how many requests of its class it counts in the rate limits.
+        own_turns: the operation limits its project's concurrent requests itself. If false, writes are limited
+            before the operation.
     """
 
     who: Who
@@ -43,6 +45,7 @@ class Rule:
     action: str | None = None
     action_class: ActionClass = ActionClass.READ
     cost: int = 1
+    own_turns: bool = False
 
 
 # An operation that runs the scheduler takes about ten times as long as others (benchmarks/floods.py).
@@ -74,7 +77,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "get_instance_metrics": _read_rule(_READ),
     "list_instance_events": _read_rule(_READ),
     "explain_instance": _read_rule(_READ, cost=SCHEDULER_COST),
-    "create_instance": _action_rule(_WRITE, "instance.create"),
+    "create_instance": replace(_action_rule(_WRITE, "instance.create"), own_turns=True),
     "update_instance": _action_rule(_WRITE, "instance.update"),
     "delete_instance": _action_rule(_WRITE, "instance.delete"),
     "stop_instance": _action_rule(_WRITE, "instance.stop"),

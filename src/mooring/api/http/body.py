@@ -5,7 +5,8 @@ answered 400 or 422 here; Python's own JSON parser accepts them, and they would 
 """
 
 import json
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from pydantic_core import from_json
@@ -72,26 +73,27 @@ class StrictRoute(AuthorizedRoute):
     """An authorized route with strict parsing, and with a limit on each project's concurrent writes."""
 
     def authorized_handler(self) -> Handler:
-        inner = super().authorized_handler()
-        writes = rule_of(self).action_class is ActionClass.WRITE
+        inner, rule = super().authorized_handler(), rule_of(self)
+        takes_turn = rule.action_class is ActionClass.WRITE and not rule.own_turns
 
         async def handle(request: Request) -> Response:
             strict = StrictRequest(request.scope, request.receive)
             if self.body_field is not None and await strict.body():
                 require_json_type(strict)
+            if not takes_turn:
+                return await inner(strict)
             # Wait for a turn only when the body is complete: a client may send it slowly.
-            async with AsyncExitStack() as turn:
-                if writes:
-                    await _take_write_turn(strict, turn)
+            async with write_turn(request.app.state.context, request.state.caller):
                 return await inner(strict)
 
         return handle
 
 
-async def _take_write_turn(request: Request, turn: AsyncExitStack) -> None:
-    """Wait for a turn of the caller's project (admins need none). The endpoint may end the turn early."""
-    request.state.write_turn = turn
-    caller: Caller = request.state.caller
-    if not caller.is_admin:
-        context: Context = request.app.state.context
-        await turn.enter_async_context(context.write_turns.taken(caller))
+@asynccontextmanager
+async def write_turn(context: Context, caller: Caller) -> AsyncIterator[None]:
+    """Wait for a turn among the writes of the caller's project; admins need none."""
+    if caller.is_admin:
+        yield
+        return
+    async with context.write_turns.taken(caller):
+        yield

@@ -1,10 +1,15 @@
 """Operations that write: one transaction, one audit row, and one answer per Idempotency-Key."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from functools import partial
+from operator import attrgetter
+from typing import Annotated, Final
 
 from fastapi import Depends, Header
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,6 +22,9 @@ from mooring.control.audit import audit_log
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import storage
 from mooring.core.access import Access
+from mooring.core.errors import MooringError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,9 @@ async def _call(
 
 
 CurrentCall = Annotated[Call, Depends(_call)]
+
+# While one batch commits, PostgreSQL runs the statements of the next. SQLite has one writer.
+_MAX_CONCURRENT_BATCHES: Final = 2
 Operation = Callable[[Session], StoredAnswer]
 
 
@@ -61,7 +72,7 @@ def idempotent(context: Context, call: Call, operation: Operation) -> Response:
         stored = claim(context, session, call)
         if stored is not None:
             return respond(stored, replayed=True)
-        answer = _audited(session, call.access, operation)
+        answer = perform(session, call.access, operation)
         store(context, session, call, answer)
     # Respond after the commit: a failed transaction must not be acknowledged.
     return respond(answer)
@@ -70,7 +81,7 @@ def idempotent(context: Context, call: Call, operation: Operation) -> Response:
 def audited(context: Context, access: Access, operation: Operation) -> Response:
     """Run an operation that is safe to repeat, in one transaction with its audit row."""
     with context.database.write() as session:
-        answer = _audited(session, access, operation)
+        answer = perform(session, access, operation)
         storage.enforce(session, context.storage_limits)
     return respond(answer)
 
@@ -92,8 +103,125 @@ def store(context: Context, session: Session, call: Call, answer: StoredAnswer) 
     storage.enforce(session, context.storage_limits)
 
 
-def _audited(session: Session, access: Access, operation: Operation) -> StoredAnswer:
+def perform(session: Session, access: Access, operation: Operation) -> StoredAnswer:
+    """Run an operation, and check that it records itself in the audit log."""
+    recorded = audit_log.recorded(session)
     answer = operation(session)
-    if audit_log.recorded(session) != 1:
+    if audit_log.recorded(session) != recorded + 1:
         raise AssertionError(f"{access.action} must write exactly one row of the audit log")
     return answer
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class BatchedRequest:
+    """A request whose operation may share a transaction with others; it must raise before it writes."""
+
+    call: Call
+    operation: Operation
+
+    @property
+    def project(self) -> str:
+        caller = self.call.access.caller
+        return caller.project_id or caller.id
+
+    @property
+    def key(self) -> tuple[str, str] | None:
+        """Its caller and Idempotency-Key. A second request with them waits for the first one's answer."""
+        key = self.call.idempotency_key
+        return None if key is None else (self.call.access.caller.id, key)
+
+
+Result = Response | Exception
+
+
+async def batched(context: Context, call: Call, operation: Operation) -> Response:
+    """As `idempotent`, in a transaction together with concurrent requests.
+
+    Args:
+        operation: must raise any MooringError before it writes.
+    """
+    max_concurrent = 1 if context.database.is_sqlite else _MAX_CONCURRENT_BATCHES
+    return await context.batches.run(
+        BatchedRequest(call, operation), partial(run_batch, context), max_concurrent
+    )
+
+
+def run_batch(context: Context, batch: Sequence[BatchedRequest]) -> Sequence[Result]:
+    """Run requests in one transaction. If it fails, run each alone: none fails because of another."""
+    if len(batch) > 1:
+        try:
+            return _together(context, batch)
+        except (OperationalError, InterfaceError, PoolTimeout) as error:
+            if getattr(getattr(error, "orig", None), "sqlstate", None) is None:
+                return [error] * len(batch)  # the database is unavailable, so each of them alone would fail
+        except Exception as error:
+            log.info(
+                "a batch of %d requests failed, so each runs alone: %s", len(batch), type(error).__name__
+            )
+    return [_alone(context, request) for request in batch]
+
+
+def _alone(context: Context, request: BatchedRequest) -> Result:
+    try:
+        return idempotent(context, request.call, request.operation)
+    except Exception as error:
+        return error
+
+
+def _together(context: Context, batch: Sequence[BatchedRequest]) -> Sequence[Result]:
+    """Run the operations in one transaction. One that raises a MooringError does not affect the others.
+
+    Raises:
+        Exception: of one of the operations, or of the commit. None of them has taken effect.
+    """
+    with context.database.write() as session:
+        results = _stored(context, session, batch)
+        new = [request for request in batch if request not in results]
+        answers: dict[BatchedRequest, StoredAnswer] = {}
+        for request in sorted(new, key=attrgetter("project")):
+            try:
+                answers[request] = _perform(session, request)
+            except MooringError as error:
+                results[request] = error
+        _store(context, session, answers)
+        storage.enforce(session, context.storage_limits)
+    results |= {request: respond(answer) for request, answer in answers.items()}
+    return [results[request] for request in batch]
+
+
+def _stored(
+    context: Context, session: Session, batch: Sequence[BatchedRequest]
+) -> dict[BatchedRequest, Result]:
+    """Claim the keys. Returns the results of requests that are repeated, or whose key is taken."""
+    results: dict[BatchedRequest, Result] = {}
+    for request in sorted((each for each in batch if each.call.idempotency_key), key=attrgetter("key")):
+        try:
+            stored = claim(context, session, request.call)
+        except MooringError as error:
+            results[request] = error
+        else:
+            if stored is not None:
+                results[request] = respond(stored, replayed=True)
+    return results
+
+
+def _perform(session: Session, request: BatchedRequest) -> StoredAnswer:
+    recorded = audit_log.recorded(session)
+    try:
+        return perform(session, request.call.access, request.operation)
+    except MooringError as error:
+        if audit_log.recorded(session) != recorded:
+            raise AssertionError("an operation of a batch must raise before it writes") from error
+        if request.key is not None:
+            idempotency.abandon(session, *request.key)
+        raise
+
+
+def _store(context: Context, session: Session, answers: Mapping[BatchedRequest, StoredAnswer]) -> None:
+    keyed = [request for request in answers if request.call.idempotency_key is not None]
+    if keyed:
+        callers = [request.call.access.caller for request in keyed]
+        holders = {caller.id for caller in callers} | {caller.project_id for caller in callers}
+        idempotency.lock_usage(session, holders)
+    for request in sorted(keyed, key=attrgetter("key")):
+        store(context, session, request.call, answers[request])

@@ -13,7 +13,7 @@ from mooring.api.auth.authorization import CurrentAccess, CurrentLiveAccess, cou
 from mooring.api.auth.rules import DRY_RUN_EXTRA, IMMEDIATE_EXTRA, ActionClass
 from mooring.api.context import Context, Ctx
 from mooring.api.http import pagination, responses, transactions
-from mooring.api.http.body import StrictRoute
+from mooring.api.http.body import StrictRoute, write_turn
 from mooring.api.http.responses import IfMatch
 from mooring.api.http.transactions import CurrentCall
 from mooring.api.openapi.responses import ADMISSION, SPEC, errors
@@ -101,11 +101,8 @@ async def create_instance(
     caller = call.access.caller
     if dry_run:
         count_request(request, caller, ActionClass.WRITE, DRY_RUN_EXTRA)
-        await request.state.write_turn.aclose()  # a dry run does not write, and may take long
         async with context.scheduler_turns.taken(caller):
             return await run_in_threadpool(_dry_run, context, call.access, body)
-    if body.on_capacity == "fail":
-        count_request(request, caller, ActionClass.WRITE, IMMEDIATE_EXTRA)
 
     def act(session: Session) -> StoredAnswer:
         project = projects.for_new(session, call.access, body.project_id, context.identity.default_project_id)
@@ -114,7 +111,11 @@ async def create_instance(
             explain.place_now(session, context.scheduler_cache, row)
         return _answer(context, session, row, status=201, location=True)
 
-    return await run_in_threadpool(transactions.idempotent, context, call, act)
+    if body.on_capacity == "fail":
+        count_request(request, caller, ActionClass.WRITE, IMMEDIATE_EXTRA)
+        async with write_turn(context, caller):
+            return await run_in_threadpool(transactions.idempotent, context, call, act)
+    return await transactions.batched(context, call, act)
 
 
 def _dry_run(context: Context, access: Access, body: InstanceCreate) -> Response:
@@ -137,7 +138,6 @@ def _dry_run(context: Context, access: Access, body: InstanceCreate) -> Response
 def _answer(
     context: Context, session: Session, row: tables.Instance, status: int = 200, *, location: bool = False
 ) -> StoredAnswer:
-    session.flush()
     headers = responses.etag(row.version)
     if location:
         headers["Location"] = f"/v1/instances/{row.id}"

@@ -38,7 +38,7 @@ def create(session: Session, access: Access, into: Project, request: InstanceReq
         Forbidden, Invalid: as `admission.require`.
         QuotaExceeded: it would exceed a quota of the project.
 
-    The caller calls `storage.enforce`.
+    Each is raised before anything is written. The caller calls `storage.enforce`.
     """
     # With `fail`, this transaction goes on to place the instance: it takes the placement lock, and must have
     # locked the project before.
@@ -70,7 +70,6 @@ def new_row(project_id: str, request: InstanceTemplate, name: str) -> Instance:
 def queue_new(session: Session, rows: Sequence[Instance]) -> None:
     """Insert pending instances that the caller has admitted."""
     session.add_all(rows)
-    session.flush()
     for row in rows:
         _append_event(session, row, None)
     notify(session, Topic.QUEUE)
