@@ -39,8 +39,8 @@ def main(seconds: float, database: str, replicas: int, what: str) -> int:
     if database != "sqlite" or what != "instances":
         return 0
     passed = [
-        verdict("creates a second", made.rate, 300, "/s", at_least=True),
-        verdict("p99", percentile(latencies, 0.99) * 1e3, 150, " ms"),
+        verdict("creates a second", made.rate, 500, "/s", at_least=True),
+        verdict("p99", percentile(latencies, 0.99) * 1e3, 100, " ms"),
         verdict("GPUs in use at the end", running, 80, at_least=True),
     ]
     return 0 if all(passed) else 1

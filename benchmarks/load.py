@@ -33,6 +33,7 @@ def closed_loop(
     """Each client sends its next request once the last is answered. A status other than 2xx is an error.
 
     Args:
+        path: `{client}` in it becomes the number of the client.
         more_urls: further replicas; the clients are spread over all of them.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
@@ -50,7 +51,7 @@ def _clients(
         connection = http.client.HTTPConnection(urlsplit(urls[number % len(urls)]).netloc, timeout=30)
         taken = []
         while (sent_at := time.perf_counter()) < until:
-            connection.request(method, path, content, HEADERS)
+            connection.request(method, path.format(client=number), content, HEADERS)
             answer = connection.getresponse()
             text = answer.read()
             if answer.status >= 300:

@@ -1,5 +1,6 @@
 """`/v1/instances`: create, read, change, stop and delete instances."""
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Query
@@ -147,10 +148,16 @@ def _answer(
 
 
 @router.get("", response_model=InstanceList, responses=errors(), operation_id="list_instances")
-def list_instances(
+async def list_instances(
     context: Ctx, access: CurrentAccess, params: Annotated[InstanceQuery, Query()]
 ) -> Response:
     """List instances. Returns instances that are not deleted, newest first."""
+    page_key = access.projects, params.model_dump_json()
+    page = await context.lists.read(page_key, partial(_page, context, access, params))
+    return Response(page, media_type="application/json")
+
+
+def _page(context: Context, access: Access, params: InstanceQuery) -> bytes:
     instance = tables.Instance
     query = rendered.page_columns().where(instance.deleted_at.is_(None))
     query = pagination.visible(query, instance.project_id, access)
@@ -159,10 +166,9 @@ def list_instances(
     )
     query = pagination.labelled(query, instance.labels, params.label)
     with context.database.read() as session:
-        page = context.rendered.page(
+        return context.rendered.page(
             session, query, params, context.identity.cursor_secret, context.scheduler_cache.positions
         )
-    return Response(page, media_type="application/json")
 
 
 @router.get("/{instance_id}", response_model=Instance, responses=errors(), operation_id="get_instance")
