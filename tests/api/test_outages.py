@@ -1,7 +1,10 @@
 """The service reports outages of PostgreSQL and recovers without a restart."""
 
+import json
+import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -129,3 +132,38 @@ def test_every_request_is_answered_while_the_database_hangs(cluster: PostgresClu
         cluster.thaw()
     wait_until(lambda: client.get("/readyz").status_code == 200, 20)
     assert client.instance(made["id"])["id"] == made["id"]
+
+
+def test_an_event_stream_ends_with_an_error_when_the_database_goes_away(
+    cluster: PostgresCluster, service: RunningService, client: Client
+) -> None:
+    client.create()
+    with client.stream("GET", "/v1/events", headers={"Accept": "text/event-stream"}) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("id: ")
+        cluster.kill()
+        # Each commit of this process would wake the stream; without a database there is none.
+        service.plane.database.signals.fire_all()
+        data = [line for line in lines if line.startswith("data: ")]
+    error = json.loads(data[-1].removeprefix("data: "))["error"]
+    assert error["code"] == "database_unavailable"
+    cluster.start()
+
+
+@pytest.mark.parametrize("damaged", ["header", "tables"])
+def test_a_damaged_database_is_reported(tmp_path: Path, damaged: str) -> None:
+    file = tmp_path / "mooring.db"
+    with running(settings_for(f"sqlite:///{file}", tmp_path / "data")) as service, service.client as client:
+        created = client.create()
+        with service.plane.database.only_writer():
+            service.plane.database.dispose()  # the pages that it has read
+            with closing(sqlite3.connect(file)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            content = bytearray(file.read_bytes())
+            begin, end = (0, 100) if damaged == "header" else (4096, len(content))
+            file.write_bytes(content[:begin] + bytes([255]) * (end - begin) + content[end:])
+        for answer in (client.get(f"/v1/instances/{created['id']}"), client.get("/v1/instances")):
+            document = problem(answer, 503, "database_unavailable")
+            assert "restore a backup" in document["detail"]
+        file.write_bytes(content)
+        service.plane.database.dispose()

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from enum import IntEnum
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from mooring.db import postgresql
@@ -24,6 +25,8 @@ from mooring.db.signals import AnyTopic, Signals
 log = logging.getLogger(__name__)
 
 NOTIFY_CHANNEL = "mooring"
+# What reads and writes raise when the database is unavailable, too busy, or rejects writes.
+UNAVAILABLE: Final = (OperationalError, InterfaceError, PoolTimeout)
 _TOPICS = "mooring.topics"
 _AT_END = "mooring.at_end"
 _WRITE_LOCK_TIMEOUT_S = 10.0
@@ -109,6 +112,15 @@ class Database:
         self.signals.fire(topics)
         if topics and not self.is_sqlite:
             self._notify_replicas(topics)
+
+    def require_writable(self) -> None:
+        """Commit a small change: a database that is full, read-only or a standby still answers reads.
+
+        Raises:
+            SQLAlchemyError: the write failed.
+        """
+        with self.write() as session:
+            session.execute(text("UPDATE control_plane SET created_at = created_at"))
 
     def _notify_replicas(self, topics: Collection[AnyTopic]) -> None:
         """Send `NOTIFY`, which takes a lock of the whole database until its commit: not in the transaction.

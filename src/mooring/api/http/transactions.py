@@ -8,8 +8,6 @@ from operator import attrgetter
 from typing import Annotated, Final
 
 from fastapi import Depends, Header
-from sqlalchemy.exc import InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,6 +21,7 @@ from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import storage
 from mooring.core.access import Access
 from mooring.core.errors import MooringError
+from mooring.db.session import UNAVAILABLE
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +150,7 @@ def run_batch(context: Context, batch: Sequence[BatchedRequest]) -> Sequence[Res
     if len(batch) > 1:
         try:
             return _together(context, batch)
-        except (OperationalError, InterfaceError, PoolTimeout) as error:
+        except UNAVAILABLE as error:
             if getattr(getattr(error, "orig", None), "sqlstate", None) is None:
                 return [error] * len(batch)  # the database is unavailable, so each of them alone would fail
         except Exception as error:

@@ -15,11 +15,13 @@ from mooring.api.auth.credentials import LiveAccess
 from mooring.api.context import Context, Ctx
 from mooring.api.http import responses
 from mooring.api.http.body import StrictRoute
+from mooring.api.http.problems import database_unavailable
 from mooring.api.openapi.responses import errors
 from mooring.api.streaming import sse, waiting
 from mooring.api.streaming.event_pages import PageEvent
 from mooring.control import events
 from mooring.core.errors import BadEventId, Gone, MooringError
+from mooring.db.session import UNAVAILABLE
 from mooring.schemas.events import EventList
 
 router = APIRouter(prefix="/v1", tags=["events"], route_class=StrictRoute)
@@ -123,7 +125,8 @@ async def _follow(context: Context, live: LiveAccess, after: int) -> AsyncIterat
         try:
             live = replace(live, access=await live.renewed())
             found = await _wait_for_some(context, live, after, _BATCH, sse.KEEPALIVE_S, follows=True)
-        except MooringError as error:
+        except (MooringError, *UNAVAILABLE) as failure:
+            error = failure if isinstance(failure, MooringError) else database_unavailable(failure)
             yield sse.error(error.code, error.message)
             return
         if not found:
