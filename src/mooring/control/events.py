@@ -140,13 +140,15 @@ def page(
         complete_to: what `event_order.complete_to` returned in an earlier transaction.
 
     Raises:
-        Gone: events after `after` were deleted, so the caller would miss some.
+        Gone: events after `after` were deleted, or none has had this `seq`: the caller would miss some.
     """
     query = select(Event).where(Event.seq > after).order_by(Event.seq).limit(limit)
     if projects is not None:
         query = query.where(Event.project_id.in_(projects))
     found = session.scalars(query).all()
     _require_no_gap(session, after)
+    if not found:
+        _require_assigned(session, after)
     readable = [event for event in found if event.seq <= complete_to]
     return Page(readable, held_back=len(readable) < len(found))
 
@@ -167,6 +169,20 @@ def _require_no_gap(session: Session, after: int) -> None:
         raise Gone(
             f"events up to {deleted_to} are no longer kept; read the instances again and follow from after=0",
             oldest_seq=deleted_to + 1,
+        )
+
+
+def _require_assigned(session: Session, after: int) -> None:
+    """Raises Gone: no event has had this `seq`, so it is from a database that was replaced by an older one.
+
+    The next events will have lower numbers, and the caller would miss them.
+    """
+    newest = event_order.newest_assigned(session)
+    if after > newest:
+        raise Gone(
+            f"no event has had the seq {after}: the newest is {newest}, as after the restore of an older "
+            "database; read the instances again and follow from after=0",
+            newest_seq=newest,
         )
 
 

@@ -21,6 +21,7 @@ from mooring.api.auth.rate_limits import (
     OpenStreams,
 )
 from mooring.api.context import Context
+from mooring.control.events import newest_seq
 from mooring.core.access import Caller, Permission
 from mooring.core.errors import TooManyRequests
 from mooring.schemas.agent import Assignment
@@ -81,6 +82,7 @@ def test_a_stream_over_the_callers_limit_is_rejected_until_another_ends(
 
 def test_every_ended_request_releases_its_stream_slot(shared_service: RunningService, shared: Client) -> None:
     wait_until(lambda: _open(shared_service) == 0)
+    poll = f"/v1/events?wait_s=60&after={_newest(shared_service)}"
     with Client(shared_service.url, new_key(shared)["key"]) as member:
         for _ in range(STREAMS_PER_CALLER + 1):
             problem(member.get("/v1/instances/ins_x/wait"), 404)
@@ -88,8 +90,13 @@ def test_every_ended_request_releases_its_stream_slot(shared_service: RunningSer
             problem(member.get("/v1/events?after=no"), 422)
             problem(member.post("/v1/instances/ins_x/exec", content=b"{"), 415)
             with pytest.raises(httpx.ReadTimeout):
-                member.get("/v1/events?wait_s=60&after=999999999", timeout=0.01)
+                member.get(poll, timeout=0.01)
     wait_until(lambda: _open(shared_service) == 0)
+
+
+def _newest(service: RunningService) -> int:
+    with service.plane.database.read() as session:
+        return newest_seq(session)
 
 
 def _caller(name: str, *, admin: bool = False, project: str | None = None) -> Caller:
@@ -212,11 +219,12 @@ def open_stream(shared_service: RunningService, sandbox: Sandbox) -> OpenStream:
     """Sends a request of this kind with this key; returns it with the node's side, if a node serves it."""
     assignment: Assignment = sandbox.running()
     instance = f"/v1/instances/{assignment.instance_id}"
+    newest = _newest(shared_service)
     command = {"json": {"command": ["sleep"], "timeout_s": 60}}
     kinds: dict[str, tuple[str, str, dict[str, Any]]] = {
         "events": ("GET", "/v1/events?after=0", {"headers": EVENTS}),
-        "poll": ("GET", f"/v1/events?after={10**12}&wait_s=60", {}),
-        "short poll": ("GET", f"/v1/events?after={10**12}&wait_s=4.5", {}),
+        "poll": ("GET", f"/v1/events?after={newest}&wait_s=60", {}),
+        "short poll": ("GET", f"/v1/events?after={newest}&wait_s=4.5", {}),
         "wait": ("GET", f"{instance}/wait?state=stopped&timeout_s=60", {}),
         "logs": ("GET", f"{instance}/logs?follow=true", {}),
         "logs-sse": ("GET", f"{instance}/logs?follow=true", {"headers": EVENTS}),

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import update
+from sqlalchemy import delete, update
 
 from mooring.api.streaming import sse
 from mooring.db.signals import Topic
@@ -115,8 +115,9 @@ def test_a_long_poll_is_answered_by_the_next_event(client: Client) -> None:
     made = client.create(gpus={"count": 64})
     waiting.join(20)
     assert answers[0].json()["items"][0]["data"]["instance_id"] == made["id"]
-    nothing = client.get("/v1/events", params={"after": 10**9, "wait_s": 0.2})
-    assert nothing.json() == {"items": [], "next_cursor": None, "last_seq": 10**9}
+    newest = client.get("/v1/events", params={"limit": 200}).json()["last_seq"]
+    nothing = client.get("/v1/events", params={"after": newest, "wait_s": 0.2})
+    assert nothing.json() == {"items": [], "next_cursor": None, "last_seq": newest}
     assert nothing.elapsed.total_seconds() >= 0.2
 
 
@@ -205,6 +206,24 @@ def test_old_events_are_deleted_except_the_newest(service: RunningService, clien
     assert [event["seq"] for event in client.items("/v1/events")] == [seqs[3]]
     client.create(gpus={"count": 64})
     assert client.items("/v1/events")[-1]["seq"] == seqs[3] + 1
+
+
+def test_a_seq_that_no_event_has_had_is_rejected(client: Client, service: RunningService) -> None:
+    """A consumer of a database that was restored to an older state would miss all events up to its number."""
+    client.create(gpus={"count": 64})
+    newest = client.items("/v1/events")[-1]["seq"]
+    assert client.items("/v1/events", after=newest) == []
+    later = problem(client.get("/v1/events", params={"after": newest + 1}), 410, "events_expired")
+    assert later["newest_seq"] == newest
+    assert "after=0" in later["detail"]
+    problem(client.get("/v1/events", params={"after": newest + 1}, headers=EVENTS), 410, "events_expired")
+    problem(
+        client.get("/v1/events", headers=EVENTS | {"Last-Event-ID": str(newest + 1)}), 410, "events_expired"
+    )
+
+    with service.plane.database.write() as session:
+        session.execute(delete(Event))
+    assert client.items("/v1/events", after=newest) == []
 
 
 def test_a_stream_ends_when_the_service_stops(database_url: str, tmp_path: Any) -> None:

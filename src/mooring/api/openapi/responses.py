@@ -14,7 +14,7 @@ _DESCRIPTIONS = {
     404: "The resource does not exist, or you may not see it.",
     408: "The request did not arrive in time.",
     409: "The request conflicts with the state of a resource or with an earlier request, or cannot complete.",
-    410: "The requested events are no longer stored, or the stream is closed.",
+    410: "The requested events are not available, or the stream is closed.",
     412: "The resource has changed since you read it.",
     413: "The body is larger than 1 MiB (`/agent/v1/sync`: 16 MiB) or, from a user, has over 4000 values.",
     415: "The `Content-Type` of the body is not JSON.",
