@@ -116,6 +116,12 @@ def test_after_an_error_of_a_stopping_engine_the_outcome_is_unknown(message: str
     assert not isinstance(caught.value, EngineRefused)
 
 
+def test_a_registry_that_is_too_slow_for_the_engine_is_no_sign_of_a_stopping_engine() -> None:
+    message = 'Get "http://registry.example:5000/v2/": context deadline exceeded'
+    with pytest.raises(EngineRefused), engine_call("stream"):
+        raise docker.errors.APIError("500", response(500), explanation=message)
+
+
 def test_an_engine_error_keeps_its_status_and_message() -> None:
     with pytest.raises(EngineRefused, match="No such container") as caught, engine_call("start"):
         raise docker.errors.NotFound("404", response(404), explanation="No such container: x")

@@ -23,6 +23,8 @@ _SHUTTING_DOWN = re.compile(
     r"|code = Unavailable|containerd\.sock|shutting down|error reading from server: EOF",
     re.IGNORECASE,
 )
+# The engine quotes its own request when a registry did not answer that in time.
+_REGISTRY_SILENT = re.compile(r'\b(Get|Head|Post) "https?://.*deadline exceeded', re.IGNORECASE)
 MAX_MESSAGE = 500
 
 
@@ -50,7 +52,7 @@ def engine_call(call: str) -> Iterator[None]:
         yield
     except APIError as error:
         message = str(error.explanation or error)
-        if _SHUTTING_DOWN.search(message):
+        if _SHUTTING_DOWN.search(message) and not _REGISTRY_SILENT.search(message):
             raise RuntimeUnavailable(f"{call}: the container engine is shutting down: {message}") from error
         raise EngineRefused(error.status_code or 0, message) from error
     except (RequestException, HTTPError, HTTPException, DockerException, OSError) as error:
