@@ -202,7 +202,7 @@ def _floods(admin: Client, project_id: str, pending: Sequence[str]) -> dict[str,
         "writes": closed(("PATCH", f"/v1/instances/{pending[0]}", {"labels": {"of": "the flood"}})),
         "creates": creates(),
         "streams": followed(f"/v1/events?after={newest}", "text/event-stream"),
-        "polls": followed("/v1/events?after=99999999&wait_s=60", "application/json"),
+        "polls": followed(f"/v1/events?after={newest}&wait_s=60", "application/json"),
     }
 
 

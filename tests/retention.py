@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from mooring.control.retention import RetentionTimes
 from mooring.control.tenants.storage import StorageLimits
-from mooring.loops.retention import Retention, SteadyClock
+from mooring.loops.retention import Retention
 from tests.service import RunningService
 
 DEFAULTS = RetentionTimes(timedelta(days=30), timedelta(hours=24), timedelta(days=30))
@@ -13,12 +13,5 @@ IMMEDIATE = RetentionTimes(timedelta(0), timedelta(0), timedelta(days=30))
 LIMITS = StorageLimits(stored_bytes=1024**3, written_bytes_per_day=2 * 1024**3)
 
 
-class TrustedClock(SteadyClock):
-    """Accepts the timestamps of rows that the test has aged."""
-
-    def is_steady(self, last_activity: object) -> bool:
-        return True
-
-
 def purge(service: RunningService, kept: RetentionTimes = DEFAULTS, limits: StorageLimits = LIMITS) -> None:
-    Retention(service.plane.database, kept, limits, TrustedClock()).tick()
+    Retention(service.plane.database, kept, limits).tick()

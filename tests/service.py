@@ -12,6 +12,7 @@ import httpx
 from pydantic import SecretStr
 
 from mooring.api.http.server import ConnectionLimits
+from mooring.control.events import newest_seq
 from mooring.control.scheduling import node_views
 from mooring.scheduler.model import NodeView
 from mooring.server import ControlPlane, Service, open_control_plane
@@ -79,6 +80,12 @@ class RunningService:
     @property
     def client(self) -> Client:
         return Client(self.url)
+
+    @property
+    def newest_seq(self) -> int:
+        """The `seq` of the newest event; a poll after it waits."""
+        with self.plane.database.read() as session:
+            return newest_seq(session)
 
 
 def settings_for(database_url: str, data_dir: Path, **more: Any) -> Settings:

@@ -30,11 +30,12 @@ from mooring.control.tenants import encryption, registry_rules, storage
 from mooring.control.tenants.encryption import Encryptor
 from mooring.core.policy import Policy
 from mooring.core.registry_hosts import RegistryRules
-from mooring.db import migrate, roles, space
+from mooring.db import migrate, roles, space, timekeeping
 from mooring.db.notifications import Listener
 from mooring.db.session import Database
 from mooring.db.signals import Signals
 from mooring.loops.audit_links import AuditLinks
+from mooring.loops.clock import ClockComparison
 from mooring.loops.deadlines import Deadlines
 from mooring.loops.groups import Groups
 from mooring.loops.loop import Loop
@@ -73,6 +74,7 @@ def open_control_plane(settings: Settings) -> ControlPlane:
     _migrate(settings)
     space.make_shrinkable(settings.resolved_database_url)
     database = Database(settings.resolved_database_url, Signals())
+    timekeeping.start(database, settings.data_dir)
     encryptor = Encryptor(_keys(settings.encryption_keys, settings.data_dir, encryption.KEY_FILE))
     audit_keys = AuditKeys(_keys(settings.audit_keys, settings.data_dir, signing_keys.KEY_FILE))
     audit_log.sign_with(database, audit_keys)
@@ -181,6 +183,7 @@ def _loops(plane: ControlPlane, cache: SchedulerCache, limits: storage.StorageLi
         Groups(plane.database),
         ReservationRepair(plane.database, cache),
         Retention(plane.database, kept, limits),
+        ClockComparison(plane.database, settings.data_dir),
         AuditLinks(plane.database, plane.audit_keys, settings.audit_head_file),
     )
 

@@ -31,10 +31,10 @@ from mooring.db.tables import (
 )
 from mooring.db.types import now
 from mooring.loops import retention as loop
-from mooring.loops.retention import Retention, SteadyClock
+from mooring.loops.retention import Retention
 from tests.nodes import WireNode, join_token, observed
 from tests.problems import problem
-from tests.retention import DEFAULTS, IMMEDIATE, LIMITS, TrustedClock, purge
+from tests.retention import DEFAULTS, IMMEDIATE, LIMITS, purge
 from tests.service import Client, RunningService
 
 pytestmark = pytest.mark.both_databases
@@ -277,69 +277,6 @@ def test_the_idempotency_key_of_a_running_request_is_not_purged(
     assert (count(service, IdempotencyUsage), count(service, Stream)) == (0, 0)
 
 
-class FakeClocks:
-    """Two clocks that the test sets."""
-
-    def __init__(self) -> None:
-        self.wall = datetime(2026, 11, 22, tzinfo=UTC)
-        self.steady = 0.0
-
-    def steady_clock(self) -> SteadyClock:
-        return SteadyClock(lambda: self.wall, lambda: self.steady)
-
-    def pass_time(self, by: timedelta) -> None:
-        self.wall += by
-        self.steady += by.total_seconds()
-
-
-@pytest.mark.parametrize("jump", [timedelta(days=3650), timedelta(minutes=6), timedelta(days=-1)])
-def test_after_a_jump_of_the_clock_nothing_is_purged_for_an_hour(jump: timedelta) -> None:
-    clocks = FakeClocks()
-    clock = clocks.steady_clock()
-    assert clock.is_steady(clocks.wall)
-    clocks.pass_time(timedelta(minutes=10))
-    assert clock.is_steady(clocks.wall)
-    clocks.wall += jump
-    assert not clock.is_steady(clocks.wall)
-    clocks.pass_time(timedelta(minutes=59))
-    assert not clock.is_steady(clocks.wall)
-    clocks.pass_time(timedelta(minutes=2))
-    assert clock.is_steady(clocks.wall)
-
-
-def test_a_slightly_fast_clock_is_trusted() -> None:
-    clocks = FakeClocks()
-    clock = clocks.steady_clock()
-    for _ in range(1000):
-        assert clock.is_steady(None)
-        clocks.pass_time(timedelta(minutes=10))
-        clocks.wall += timedelta(seconds=10)
-
-
-def test_a_clock_that_jumped_during_downtime_is_not_trusted() -> None:
-    clocks = FakeClocks()
-    assert clocks.steady_clock().is_steady(clocks.wall - timedelta(hours=47))
-    assert clocks.steady_clock().is_steady(None)  # without events there is nothing to lose
-    clock = clocks.steady_clock()
-    assert not clock.is_steady(clocks.wall - timedelta(days=3))
-    clocks.pass_time(timedelta(minutes=61))
-    assert clock.is_steady(clocks.wall)
-
-
-def test_retention_waits_for_a_steady_clock(service: RunningService, client: Client) -> None:
-    made = client.create(node_selector={"no": "where"})
-    client.delete(f"/v1/instances/{made['id']}")
-    clocks = FakeClocks()
-    clocks.wall = now()
-    keeper = Retention(service.plane.database, IMMEDIATE, LIMITS, clocks.steady_clock())
-    clocks.wall += timedelta(days=3650)
-    keeper.tick()  # the first run: ten years after the last event
-    assert count(service, Instance) == 1
-    clocks.pass_time(timedelta(minutes=61))
-    keeper.tick()
-    assert count(service, Instance) == 0
-
-
 class Numbers(Sweep):
     """A sweep of numbers instead of rows; the test sets how long a removal takes."""
 
@@ -361,7 +298,7 @@ class Numbers(Sweep):
 @pytest.fixture
 def swept(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Numbers], None]]:
     def sweep(numbers: Numbers) -> None:
-        keeper = Retention(service.plane.database, DEFAULTS, LIMITS, TrustedClock())
+        keeper = Retention(service.plane.database, DEFAULTS, LIMITS)
         monkeypatch.setattr(loop, "monotonic", lambda: numbers.clock)
         monkeypatch.setattr(keeper._stopping, "wait", lambda _timeout: False)
         try:

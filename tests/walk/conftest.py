@@ -16,6 +16,7 @@ from tests.testbed.waiting import wait_until
 from tests.testbed.workspace import Workspace
 from tests.walk.checker import Found, Invariants, all_instances, containers_on
 from tests.walk.product import AgentProcess, ServerProcess
+from tests.walk.up import Up
 
 SETTLE_S = 60  # the time within which all operations in progress end
 
@@ -158,3 +159,19 @@ def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
 @pytest.fixture
 def admin(cluster: Cluster) -> Client:
     return cluster.admin
+
+
+@pytest.fixture
+def up(workspace: Workspace, tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    made: list[Up] = []
+    port = workspace.take_port()
+
+    def new(**environment: str) -> Up:
+        made.append(Up(tmp_path, port, **environment))
+        made[-1].start()
+        return made[-1]
+
+    yield new
+    for each in made:
+        each.kill()
+    workspace.give_back_port(port)

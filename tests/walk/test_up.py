@@ -8,13 +8,12 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
-import pytest
 from typer.testing import CliRunner
 
 from mooring.cli.main import app
@@ -22,63 +21,11 @@ from tests.service import Client
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.nvml.standin import NvmlStandin
 from tests.testbed.waiting import wait_until
-from tests.testbed.workspace import Workspace
 from tests.walk.checker import containers_on
-from tests.walk.product import MOORING, Program, clean_environment
+from tests.walk.product import MOORING, clean_environment
+from tests.walk.up import Up
 
 NO_DOCKER = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
-
-
-class Up(Program):
-    """`mooring up` in a data directory. `printed` returns the output since the last start."""
-
-    def __init__(self, folder: Path, port: int, **environment: str) -> None:
-        folder.mkdir(exist_ok=True)
-        self.url = f"http://127.0.0.1:{port}"
-        settings = {"MOORING_DATA_DIR": str(folder / "data"), "MOORING_PORT": str(port)}
-        super().__init__(["up"], clean_environment() | settings | environment, folder / "up.log")
-
-    def start(self) -> None:
-        self.log.unlink(missing_ok=True)
-        super().start()
-        wait_until(self._is_ready, 40)
-        wait_until(lambda: "curl" in self.printed())
-
-    def _is_ready(self) -> bool:
-        assert self.running, self.tail()
-        try:
-            return httpx.get(f"{self.url}/readyz", verify=False).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    @property
-    def key(self) -> str:
-        found = re.search(r"Admin key +(\S+)", self.printed())
-        assert found is not None, self.printed()
-        return found[1]
-
-    @property
-    def curl(self) -> str:
-        """The curl command in the output."""
-        found = re.search(r"^ *curl .*?(?<!\\)$", self.printed(), re.MULTILINE | re.DOTALL)
-        assert found is not None, self.printed()
-        return found[0]
-
-
-@pytest.fixture
-def up(workspace: Workspace, tmp_path: Path) -> Iterator[Callable[..., Up]]:
-    made: list[Up] = []
-    port = workspace.take_port()
-
-    def new(**environment: str) -> Up:
-        made.append(Up(tmp_path, port, **environment))
-        made[-1].start()
-        return made[-1]
-
-    yield new
-    for each in made:
-        each.kill()
-    workspace.give_back_port(port)
 
 
 def run_in_shell(command: str, **environment: str) -> dict[str, Any]:

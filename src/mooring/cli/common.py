@@ -30,15 +30,17 @@ def _settings_with_private_files() -> "Settings":
 @contextmanager
 def open_database() -> "Iterator[Database]":
     """Open the database, or exit if it is not migrated. Only a server creates one: it shows the admin key."""
-    from mooring.db import migrate  # noqa: PLC0415
+    from mooring.db import migrate, timekeeping  # noqa: PLC0415
     from mooring.db.session import Database  # noqa: PLC0415
     from mooring.db.signals import Signals  # noqa: PLC0415
 
-    opened = Database(_settings_with_private_files().resolved_database_url, Signals())
+    settings = _settings_with_private_files()
+    opened = Database(settings.resolved_database_url, Signals())
     try:
         if migrate.current(opened.engine) != migrate.newest():
             typer.echo("the database does not have this program's revision; start the server first", err=True)
             raise typer.Exit(1)
+        timekeeping.start(opened, settings.data_dir)
         yield opened
     finally:
         opened.dispose()

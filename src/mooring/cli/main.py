@@ -152,6 +152,20 @@ def current() -> None:
     typer.echo(f"the database is at {_current()}; this program expects {migrate.newest()}")
 
 
+@db.command("accept-clock")
+def accept_clock() -> None:
+    """Accept this machine's clock after it was wrong. Restart the service afterwards.
+
+    The service does not follow a clock that jumps: see "Clocks" in docs/operating.md. On PostgreSQL, run this
+    on the machine of each replica, and restart all of them.
+    """
+    from mooring.db import timekeeping  # noqa: PLC0415
+    from mooring.settings import Settings  # noqa: PLC0415
+
+    at = timekeeping.accept_wall_clock(read_settings(Settings).data_dir)
+    typer.echo(f"the service will continue from {at}; restart it now")
+
+
 @db.command()
 def grant(
     role: Annotated[str, typer.Argument(help="PostgreSQL role of the server")],

@@ -21,13 +21,11 @@ from mooring.control.tenants.storage import StorageLimits
 from mooring.db.tables import (
     Allocation,
     ApiKey,
-    Event,
     Instance,
     InstanceGroup,
     InstanceRecord,
     JoinToken,
     Member,
-    Node,
     Project,
     ProjectUsage,
     Registry,
@@ -253,10 +251,3 @@ class _Events(Sweep):
 
     def remove(self, session: Session, keys: Sequence[int]) -> int:
         return events.forget(session, keys)
-
-
-def last_activity(session: Session) -> datetime | None:
-    """The time of the newest event or heartbeat, which the wall clock has already reached; None: no rows."""
-    event = session.scalar(select(Event.at).order_by(Event.seq.desc()).limit(1))
-    heartbeat = session.scalar(select(func.max(Node.last_heartbeat_at)))
-    return max(filter(None, (event, heartbeat)), default=None)

@@ -25,7 +25,7 @@ PAGES_PER_TRANSACTION: Final = 256
 MAX_REWRITTEN_BYTES: Final = 1024**3
 _INCREMENTAL = 2
 # Prefixes of the files that Mooring has in a data directory, and suffixes of the files of its database.
-_OWN_PREFIXES = ("mooring", "encryption", "agent", "audit")
+_OWN_PREFIXES = ("mooring", "encryption", "agent", "audit", "clock")
 _DATABASE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 
 

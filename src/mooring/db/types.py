@@ -8,16 +8,18 @@ from sqlalchemy import BigInteger, DateTime, Dialect, Integer, String
 from sqlalchemy.types import JSON, TypeDecorator
 from ulid import ULID
 
+from mooring.db.clock import CLOCK
+
 
 def now() -> datetime:
-    """The current UTC time, truncated to milliseconds as in the API."""
-    current = datetime.now(UTC)
+    """The service clock's UTC time, truncated to milliseconds as in the API."""
+    current = datetime.fromtimestamp(CLOCK.time(), UTC)
     return current.replace(microsecond=current.microsecond // 1000 * 1000)
 
 
 def new_id(prefix: str) -> str:
     """A new id such as `ins_01k…` (see core/ids.py)."""
-    return f"{prefix}_{str(ULID()).lower()}"
+    return f"{prefix}_{str(ULID.from_timestamp(CLOCK.time())).lower()}"
 
 
 class UtcDateTime(TypeDecorator[datetime]):

@@ -21,7 +21,6 @@ from mooring.api.auth.rate_limits import (
     OpenStreams,
 )
 from mooring.api.context import Context
-from mooring.control.events import newest_seq
 from mooring.core.access import Caller, Permission
 from mooring.core.errors import TooManyRequests
 from mooring.schemas.agent import Assignment
@@ -82,7 +81,7 @@ def test_a_stream_over_the_callers_limit_is_rejected_until_another_ends(
 
 def test_every_ended_request_releases_its_stream_slot(shared_service: RunningService, shared: Client) -> None:
     wait_until(lambda: _open(shared_service) == 0)
-    poll = f"/v1/events?wait_s=60&after={_newest(shared_service)}"
+    poll = f"/v1/events?wait_s=60&after={shared_service.newest_seq}"
     with Client(shared_service.url, new_key(shared)["key"]) as member:
         for _ in range(STREAMS_PER_CALLER + 1):
             problem(member.get("/v1/instances/ins_x/wait"), 404)
@@ -92,11 +91,6 @@ def test_every_ended_request_releases_its_stream_slot(shared_service: RunningSer
             with pytest.raises(httpx.ReadTimeout):
                 member.get(poll, timeout=0.01)
     wait_until(lambda: _open(shared_service) == 0)
-
-
-def _newest(service: RunningService) -> int:
-    with service.plane.database.read() as session:
-        return newest_seq(session)
 
 
 def _caller(name: str, *, admin: bool = False, project: str | None = None) -> Caller:
@@ -219,7 +213,7 @@ def open_stream(shared_service: RunningService, sandbox: Sandbox) -> OpenStream:
     """Sends a request of this kind with this key; returns it with the node's side, if a node serves it."""
     assignment: Assignment = sandbox.running()
     instance = f"/v1/instances/{assignment.instance_id}"
-    newest = _newest(shared_service)
+    newest = shared_service.newest_seq
     command = {"json": {"command": ["sleep"], "timeout_s": 60}}
     kinds: dict[str, tuple[str, str, dict[str, Any]]] = {
         "events": ("GET", "/v1/events?after=0", {"headers": EVENTS}),

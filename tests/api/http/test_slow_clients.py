@@ -284,7 +284,7 @@ def test_at_the_connection_limit_an_idle_connection_is_closed(service: RunningSe
 
 
 def test_a_connection_over_the_limit_is_rejected_if_all_others_are_busy(service: RunningService) -> None:
-    poll = b"GET /v1/events?after=999999999&wait_s=60 HTTP/1.1\r\n" + AUTHORIZED + b"\r\n"
+    poll = f"GET /v1/events?after={service.newest_seq}&wait_s=60 HTTP/1.1\r\n".encode() + AUTHORIZED + b"\r\n"
     with ExitStack() as held:
         for _ in range(LIMITS.connections):
             held.enter_context(raw_connection(service)).send(poll)
@@ -344,9 +344,7 @@ def test_the_frames_of_a_node_may_take_longer_than_a_body_but_must_not_stop(
 
 def test_an_ignored_upgrade_does_not_close_the_connection(service: RunningService) -> None:
     with raw_connection(service) as client:
-        poll = (
-            b"GET /v1/events?after=999999999&wait_s=1.2 HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
-        )
-        client.send(poll + AUTHORIZED + b"\r\n")
+        poll = f"GET /v1/events?after={service.newest_seq}&wait_s=1.2 HTTP/1.1\r\n"
+        client.send(poll.encode() + b"Connection: Upgrade\r\nUpgrade: h2c\r\n" + AUTHORIZED + b"\r\n")
         client.socket.settimeout(10)
         assert client.socket.recv(65_536).startswith(b"HTTP/1.1 200")

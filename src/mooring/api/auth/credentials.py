@@ -19,6 +19,7 @@ from mooring.core.access import Access, Caller, lacking
 from mooring.core.errors import Unauthorized, Unavailable
 from mooring.core.sign_on import Person
 from mooring.db.session import Database
+from mooring.db.types import now
 
 # A revoked key must stop working within a second on every replica. A lookup for each request would cost more
 # than most requests do.
@@ -149,7 +150,7 @@ class Credentials:
 
     def _signed_on(self, person: Person, hashed: str, address: str | None) -> Caller:
         since = time.monotonic()
-        until = since + person.expires_at - time.time()
+        until = since + person.expires_at - now().timestamp()
         with self._database.read() as session:
             caller = sso.identify(session, person)
         if caller is None:

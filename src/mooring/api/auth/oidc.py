@@ -1,7 +1,6 @@
 """Single sign-on: verifies bearer tokens (JWT) of an OpenID issuer, without a request for each token."""
 
 import re
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ from mooring.core import sign_on
 from mooring.core.errors import Unauthorized
 from mooring.core.sign_on import Person
 from mooring.core.text import printable
+from mooring.db.types import now
 from mooring.settings import Settings
 
 _JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
@@ -64,7 +64,7 @@ class SignOn:
 
     def _person(self, claims: Mapping[str, Any]) -> Person:
         expires_at = int(claims["exp"])
-        if expires_at <= time.time():
+        if expires_at <= now().timestamp():
             raise _invalid(_REASONS[jwt.ExpiredSignatureError])
         if "cnf" in claims or "events" in claims:
             # `cnf`: the client must prove that it has a key. `events`: a message, such as a logout.

@@ -1,7 +1,6 @@
 """`/v1/queue` and `/v1/cluster/fragmentation`: what is pending, and what fits on the free GPUs."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -20,6 +19,7 @@ from mooring.core.access import Access
 from mooring.core.errors import TooManyQuestions
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.db import tables
+from mooring.db.types import now
 from mooring.scheduler.model import PlanTime
 from mooring.scheduler.packing.fragmentation import ModelFragmentation, fragmentation
 from mooring.schemas.base import Json, timestamp_of
@@ -112,8 +112,8 @@ def get_fragmentation(context: Ctx, _access: CurrentAccess) -> Response:
     """Get fragmentation. Shows for each GPU model which sizes fit now and why free GPUs are unusable."""
     with context.database.read() as session:
         nodes = context.scheduler_cache.nodes(session)
-    now = PlanTime(datetime.now(UTC).timestamp(), context.scheduler_cache.policy.start_overhead_s)
-    items = [_model(model, found) for model, found in fragmentation(nodes, now).items()]
+    at = PlanTime(now().timestamp(), context.scheduler_cache.policy.start_overhead_s)
+    items = [_model(model, found) for model, found in fragmentation(nodes, at).items()]
     return responses.respond(responses.json_answer({"items": items, "next_cursor": None}))
 
 

@@ -1,7 +1,6 @@
 """Applies a node's report: to the node, its GPUs and the instances placed on it, reported or missing."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import Row, select
@@ -14,8 +13,8 @@ from mooring.control.instances import durations, instances, preemption
 from mooring.control.nodes import approval, gpus, nodes
 from mooring.core.access import Access, Caller, Permission
 from mooring.core.errors import StaleSession, Unauthorized
+from mooring.core.instance import run_times
 from mooring.core.instance.state import HOLDS_GPUS, DesiredState, Phase, Reason, State, after_report
-from mooring.core.text import Text
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Instance, Node
@@ -286,27 +285,15 @@ def _reported_endpoints(seen: ObservedInstance, host: str | None) -> list[JsonOb
 
 
 def _set_times(row: Instance, seen: ObservedInstance | None, to: State) -> None:
-    """Use the node's times within plausible bounds, since its clock may be wrong.
-
-    The maximum duration of a running instance counts from this report, not from a time of the node (`move`).
-    """
+    # The maximum duration of a running instance counts from this report, not from the node's time (`move`).
     if seen is None:
         return
-    earliest = row.scheduled_at or row.created_at
+    earliest, latest = row.scheduled_at or row.created_at, now()
     if to is State.RUNNING and row.started_at is None and durations.end(row, earliest) is None:
-        row.started_at = _between(earliest, seen.started_at)
+        row.started_at = run_times.started(earliest, latest, seen.started_at)
     if seen.phase is Phase.EXITED:
-        row.started_at = row.started_at or _between(earliest, seen.started_at)
-        row.stopped_at = _between(row.started_at or earliest, seen.finished_at)
-
-
-def _between(earliest: datetime, reported: Text | None) -> datetime:
-    latest = now()
-    try:
-        time = datetime.fromisoformat(reported) if reported else latest
-    except ValueError:
-        time = latest
-    return min(max(earliest, time), latest) if time.tzinfo else latest
+        row.started_at = row.started_at or run_times.started(earliest, latest, seen.started_at)
+        row.stopped_at = run_times.stopped(row.started_at, latest, seen.started_at, seen.finished_at)
 
 
 def _reason(row: Instance, seen: ObservedInstance | None, to: State) -> Reason | None:
