@@ -30,9 +30,11 @@ from mooring.control.tenants import encryption, registry_rules, storage
 from mooring.control.tenants.encryption import Encryptor
 from mooring.core.policy import Policy
 from mooring.core.registry_hosts import RegistryRules
-from mooring.db import migrate, roles, space, timekeeping
+from mooring.db import migrate, roles, serving, space, sqlite_backup, timekeeping
+from mooring.db.file_lock import file_of, in_use
 from mooring.db.notifications import Listener
-from mooring.db.session import Database
+from mooring.db.operator_errors import DatabaseProblem
+from mooring.db.session import Database, normalized
 from mooring.db.signals import Signals
 from mooring.loops.audit_links import AuditLinks
 from mooring.loops.clock import ClockComparison
@@ -69,11 +71,13 @@ class ControlPlane:
 
 
 def open_control_plane(settings: Settings) -> ControlPlane:
-    """Migrate and open the database, and create the rows that the first request needs."""
-    space.make_private(settings.data_dir, settings.resolved_database_url)
-    _migrate(settings)
-    space.make_shrinkable(settings.resolved_database_url)
-    database = Database(settings.resolved_database_url, Signals())
+    """Migrate and open the database, and create the rows that the first request needs.
+
+    Raises:
+        DatabaseProblem: the database is damaged or being restored.
+        DBAPIError, OSError: cannot reach the database, or create a file.
+    """
+    database = _opened_database(settings)
     timekeeping.start(database, settings.data_dir)
     encryptor = Encryptor(_keys(settings.encryption_keys, settings.data_dir, encryption.KEY_FILE))
     audit_keys = AuditKeys(_keys(settings.audit_keys, settings.data_dir, signing_keys.KEY_FILE))
@@ -96,6 +100,21 @@ def open_control_plane(settings: Settings) -> ControlPlane:
         ),
     )
     return ControlPlane(settings, database, identity, encryptor, audit_keys, new_key)
+
+
+def _opened_database(settings: Settings) -> Database:
+    """Check, migrate and open the database. No restore can replace it meanwhile."""
+    url = settings.resolved_database_url
+    path = file_of(normalized(url))
+    with in_use(path):
+        if path is None:
+            serving.require_no_restore(normalized(url))
+        elif path.exists():
+            sqlite_backup.require_undamaged(path)
+        space.make_private(settings.data_dir, url)
+        _migrate(settings)
+        space.make_shrinkable(url)
+        return Database(url, Signals())
 
 
 def _migrate(settings: Settings) -> None:
@@ -146,29 +165,42 @@ class Service:
             awaited_nodes=awaited_nodes,
         )
         self._database = plane.database
+        self._write_probe = context.write_probe
+        self._problem: DatabaseProblem | None = None
         self._parts: tuple[Loop | Listener, ...] = (
             *_loops(plane, self.scheduler_cache, context.storage_limits),
             RejectionAudit(plane.database, context.rejected_requests),
         )
         if not plane.database.is_sqlite:
-            self._parts += (Listener(plane.database),)
+            self._parts += (Listener(plane.database, self._end_because),)
         self._server = _Server(_config(context, connection_limits), context, on_started, connection_limits)
 
     def run(self) -> None:
-        """Serve until SIGTERM, SIGINT or `stop`."""
+        """Serve until SIGTERM, SIGINT or `stop`.
+
+        Raises:
+            DatabaseProblem: the database was restored or failed over, so this process must start again.
+        """
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         for part in self._parts:
             part.start()
+        self._write_probe.check()  # logs why the server will not be ready
         try:
             self._server.run()
         finally:
             for part in self._parts:
                 part.stop()
             self._database.dispose()
+        if self._problem is not None:
+            raise self._problem
 
     def stop(self) -> None:
         """Make `run` return; called from another thread."""
         self._server.should_exit = True
+
+    def _end_because(self, problem: DatabaseProblem) -> None:
+        self._problem = problem
+        self.stop()
 
 
 def _loops(plane: ControlPlane, cache: SchedulerCache, limits: storage.StorageLimits) -> tuple[Loop, ...]:

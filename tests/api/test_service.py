@@ -25,6 +25,7 @@ def test_healthz_and_readyz_need_no_valid_key(shared: Client) -> None:
 
 
 def test_a_database_that_is_not_migrated_is_not_ready(service: RunningService, client: Client) -> None:
+    assert client.get("/readyz").status_code == 200  # the check at the start has ended
     with service.plane.database.write() as session:
         (version,) = session.execute(text("SELECT version_num FROM alembic_version")).one()
         session.execute(text("UPDATE alembic_version SET version_num = 'older'"))

@@ -31,7 +31,7 @@ def database(cluster: PostgresCluster) -> Iterator[Database]:
 
 @contextmanager
 def listening(database: Database) -> Iterator[None]:
-    listener = Listener(database)
+    listener = Listener(database, lambda problem: pytest.fail(str(problem)))
     listener.start()
     try:
         wait_until(lambda: _listeners(database))

@@ -205,7 +205,7 @@ def test_plain_urls_get_the_shipped_driver(given: str, driver: str) -> None:
 @only("postgresql")  # SQLite has one process
 def test_a_commit_wakes_waiters_of_another_replica(database_url: str) -> None:
     here, there = Database(database_url, Signals()), Database(database_url, Signals())
-    listener = Listener(there)
+    listener = Listener(there, lambda problem: pytest.fail(str(problem)))
     listener.start()
     woken = threading.Event()
     try:

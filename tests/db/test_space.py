@@ -157,7 +157,6 @@ def test_commands_create_private_files(tmp_path: Path) -> None:
 
 def test_postgresql_needs_no_files(tmp_path: Path) -> None:
     url = "postgresql://nobody@127.0.0.1:1/none"
-    assert space.file_of(url) is None
     space.make_private(tmp_path / "data", url)
     assert list((tmp_path / "data").iterdir()) == []
     space.make_shrinkable(url)

@@ -6,6 +6,8 @@ under CI=true (docs/decisions/0015-disk.md).
 
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -76,3 +78,24 @@ def _trial(workspace: Workspace, kind: str, options: tuple[str, ...]) -> str:
         if not why:
             subprocess.run([program("umount"), str(folder / "point")], check=True)
     return why
+
+
+@contextmanager
+def small_file_system(point: Path, size_mib: int) -> Iterator[Path]:
+    """A file system in memory; root only."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a file system")
+    point.mkdir()
+    options = ["-o", f"size={size_mib}m"]
+    subprocess.run(["mount", "-t", "tmpfs", *options, "tmpfs", str(point)], check=True)
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", "--lazy", str(point)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Use all free space of the file system of this new file."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass

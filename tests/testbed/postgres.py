@@ -16,6 +16,7 @@ from psycopg import sql
 from tests.testbed import processes
 from tests.testbed.parts import program
 from tests.testbed.processes import Daemon, kill_all, processes_within
+from tests.testbed.waiting import wait_until
 from tests.testbed.workspace import Workspace
 
 # PostgreSQL refuses to run as root.
@@ -41,6 +42,10 @@ class PostgresCluster:
         self._numbers = itertools.count(1)
         self._initialise()
         self.daemon = Daemon("postgres", self._server_argv(durable), self._folder)
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self._port}"
 
     def url(self, database: str = "postgres") -> str:
         return f"postgresql://{ROLE}:{PASSWORD}@{HOST}:{self._port}/{database}"
@@ -72,6 +77,21 @@ class PostgresCluster:
         """
         kill_all(self._pids)
         self.daemon.kill()
+
+    def standbys(self) -> int:
+        """How many standbys are connected."""
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            row = connection.execute("SELECT count(*) FROM pg_stat_replication").fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def replicate_synchronously(self) -> None:
+        """Let commits wait until a standby has them."""
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            connection.execute("SELECT pg_reload_conf()")
+            sync = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+            wait_until(lambda: connection.execute(sync).fetchone() == (1,))
 
     def freeze(self) -> None:
         """Freeze the server: the kernel accepts connections, but nothing answers."""
@@ -131,6 +151,39 @@ class PostgresCluster:
     def _execute(self, statement: str, *names: str) -> None:
         with psycopg.connect(self.url(), autocommit=True) as connection:
             connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+
+class PostgresStandby(PostgresCluster):
+    """A copy of a running server that follows it, until it is promoted."""
+
+    def __init__(self, workspace: Workspace, primary: PostgresCluster) -> None:
+        self._primary = primary
+        super().__init__(workspace, durable=False)
+
+    def promote(self) -> None:
+        """Make it the primary. Returns when it accepts writes."""
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute("SELECT pg_promote()")
+
+    def detach(self) -> None:
+        """Stop following the primary, as if the network between them failed."""
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET primary_conninfo = ''")
+            connection.execute("SELECT pg_reload_conf()")
+        wait_until(lambda: not self._primary.standbys())
+
+    def _initialise(self) -> None:
+        # `--write-recovery-conf` makes it a standby that connects as this command does.
+        options = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
+        argv = [
+            program("pg_basebackup"),
+            f"--pgdata={self._data}",
+            f"--dbname={self._primary.url()}",
+            *options,
+        ]
+        if os.geteuid() == 0:
+            shutil.chown(self._folder, SYSTEM_USER, SYSTEM_USER)
+        subprocess.run(_as_owner(argv), capture_output=True, text=True, check=True, cwd=self._folder)
 
 
 def _as_owner(argv: Sequence[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """The context that every endpoint receives; `server.py` creates it once and stores it on the app."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any
 
 from fastapi import Depends
@@ -20,6 +21,7 @@ from mooring.control.bootstrap import ControlPlaneIdentity
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.control.tenants.encryption import Encryptor
 from mooring.control.tenants.storage import StorageLimits
+from mooring.db.readiness import WriteProbe
 from mooring.db.session import Database
 from mooring.settings import Settings
 
@@ -50,6 +52,10 @@ class Context:
     # With `mooring up`, /readyz waits until this many local nodes have reported.
     awaited_nodes: int = 0
     reporting_nodes: set[str] = field(default_factory=set)
+
+    @cached_property
+    def write_probe(self) -> WriteProbe:
+        return WriteProbe(self.database)
 
     @property
     def storage_limits(self) -> StorageLimits:

@@ -1,8 +1,9 @@
 """What several commands need: the settings, the database, and the keys of the audit log."""
 
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import typer
 from pydantic import ValidationError
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from mooring.settings import Settings
 
 Loaded = TypeVar("Loaded")
+# A restart does not help: let systemd not try (RestartPreventExitStatus).
+EXIT_DAMAGED: Final = 6
 
 # As in main.py, functions import what they run: an agent must not load the control plane into memory.
 
@@ -34,16 +37,49 @@ def open_database() -> "Iterator[Database]":
     from mooring.db.session import Database  # noqa: PLC0415
     from mooring.db.signals import Signals  # noqa: PLC0415
 
-    settings = _settings_with_private_files()
-    opened = Database(settings.resolved_database_url, Signals())
+    with explained_problems():
+        settings = _settings_with_private_files()
+        opened = Database(settings.resolved_database_url, Signals())
+        try:
+            if migrate.current(opened.engine) != migrate.newest():
+                typer.echo(
+                    "the database does not have this program's revision; start the server first", err=True
+                )
+                raise typer.Exit(1)
+            timekeeping.start(opened, settings.data_dir)
+            yield opened
+        finally:
+            opened.dispose()
+
+
+@contextmanager
+def explained_problems() -> Iterator[None]:
+    """Turn errors of the database as a whole into one line and an exit status.
+
+    EXIT_DAMAGED if only a restore helps, otherwise 1: the next start may succeed.
+    """
+    from sqlalchemy.exc import DBAPIError  # noqa: PLC0415
+
+    from mooring.db import failures  # noqa: PLC0415
+    from mooring.db.operator_errors import DamagedDatabase, DatabaseProblem  # noqa: PLC0415
+
     try:
-        if migrate.current(opened.engine) != migrate.newest():
-            typer.echo("the database does not have this program's revision; start the server first", err=True)
-            raise typer.Exit(1)
-        timekeeping.start(opened, settings.data_dir)
-        yield opened
-    finally:
-        opened.dispose()
+        yield
+    except DamagedDatabase as problem:
+        typer.echo(f'{problem}. See docs/operating.md, "Backup and restore"', err=True)
+        raise typer.Exit(EXIT_DAMAGED) from None
+    except DatabaseProblem as problem:
+        typer.echo(str(problem), err=True)
+        raise typer.Exit(1) from None
+    except OSError as error:
+        typer.echo(f"cannot use a file: {error}", err=True)
+        raise typer.Exit(1) from None
+    except (sqlite3.Error, DBAPIError) as error:
+        if isinstance(error, DBAPIError) and not failures.is_unavailable(error):
+            raise
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        typer.echo(f"cannot use the database: {cause}", err=True)
+        raise typer.Exit(EXIT_DAMAGED if failures.is_damage(cause) else 1) from None
 
 
 def migration_url() -> str:

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +12,13 @@ from pydantic import ValidationError
 
 from mooring import __version__
 from mooring.cli.audit import app as audit
-from mooring.cli.common import migration_url, open_database, read_settings, sign_with_audit_keys
+from mooring.cli.common import (
+    explained_problems,
+    migration_url,
+    open_database,
+    read_settings,
+    sign_with_audit_keys,
+)
 
 if TYPE_CHECKING:
     from mooring.agent.settings import AgentSettings
@@ -23,7 +30,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-db = typer.Typer(help="Manage the database schema.", no_args_is_help=True)
+db = typer.Typer(help="Manage the database: schema, backups, roles.", no_args_is_help=True)
 app.add_typer(db, name="db")
 app.add_typer(audit, name="audit")
 
@@ -55,7 +62,9 @@ def up() -> None:
     from mooring.settings import Settings  # noqa: PLC0415
 
     # Both are read before the start, so that no invalid setting stops it after the admin key is created.
-    raise typer.Exit(run(read_settings(Settings), read_settings(AgentSettings)))
+    settings, agent_settings = read_settings(Settings), read_settings(AgentSettings)
+    with explained_problems():
+        raise typer.Exit(run(settings, agent_settings))
 
 
 @app.command()
@@ -64,7 +73,9 @@ def server() -> None:
     from mooring.cli.up import serve_alone  # noqa: PLC0415
     from mooring.settings import Settings  # noqa: PLC0415
 
-    serve_alone(read_settings(Settings))
+    settings = read_settings(Settings)
+    with explained_problems():
+        serve_alone(settings)
 
 
 @app.command()
@@ -131,8 +142,9 @@ def upgrade(revision: Annotated[str, typer.Argument()] = "head") -> None:
     """Migrate the database to a revision; safe to repeat."""
     from mooring.db import migrate  # noqa: PLC0415
 
-    migrate.upgrade(migration_url(), revision)
-    typer.echo(f"the database is at {_current()}")
+    with explained_problems():
+        migrate.upgrade(migration_url(), revision)
+        typer.echo(f"the database is at {_current()}")
 
 
 @db.command()
@@ -140,8 +152,30 @@ def downgrade(revision: Annotated[str, typer.Argument(help="such as -1, or base"
     """Migrate back to a revision. Back up first: data of newer tables is lost."""
     from mooring.db import migrate  # noqa: PLC0415
 
-    migrate.downgrade(migration_url(), revision)
-    typer.echo(f"the database is at {_current()}")
+    with explained_problems():
+        migrate.downgrade(migration_url(), revision)
+        typer.echo(f"the database is at {_current()}")
+
+
+@db.command()
+def backup(file: Annotated[Path, typer.Argument(help="the new file; an old one is replaced")]) -> None:
+    """Write a checked backup of the database to a file, while servers run."""
+    from mooring.cli import backup as backups  # noqa: PLC0415
+
+    with explained_problems():
+        backups.backup(file)
+
+
+@db.command()
+def restore(file: Annotated[Path, typer.Argument(help="made by `mooring db backup`")]) -> None:
+    """Replace the database with a backup. Stop all servers first.
+
+    SQLite: the old files are kept. PostgreSQL: the old tables are removed, in the same transaction.
+    """
+    from mooring.cli import backup as backups  # noqa: PLC0415
+
+    with explained_problems():
+        backups.restore(file)
 
 
 @db.command()

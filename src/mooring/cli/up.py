@@ -30,7 +30,11 @@ _INHERITED_PREFIXES = (
 
 
 def serve_alone(settings: Settings) -> None:
-    """Run the control plane in this process until it is stopped."""
+    """Run the control plane in this process until it is stopped.
+
+    Raises:
+        DatabaseProblem, DBAPIError, OSError: the database cannot be used, or not any more.
+    """
     plane = _open_or_exit(settings)
 
     def started(url: str) -> None:
@@ -46,6 +50,9 @@ def run(settings: Settings, agent_settings: AgentSettings) -> int:
 
     Returns:
         The exit status: the node's if it failed, else 0.
+
+    Raises:
+        DatabaseProblem, DBAPIError, OSError: as `serve_alone`.
     """
     plane = _open_or_exit(settings)
     local = LocalNode(plane, agent_settings)

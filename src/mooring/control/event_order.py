@@ -40,19 +40,6 @@ _WRITERS: Final = text(
 )
 
 
-_ASSIGNED_SQLITE: Final = text("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events'")
-
-
-def newest_assigned(session: Session) -> int:
-    """The last `seq` that was assigned, 0 if none: no event that anybody has read has a higher one.
-
-    It stays the same when events are deleted.
-    """
-    is_postgresql = session.get_bind().dialect.name == "postgresql"
-    assigned: int = session.scalars(_ASSIGNED if is_postgresql else _ASSIGNED_SQLITE).one()
-    return assigned
-
-
 def begin_append(session: Session) -> None:
     """Announce that this transaction will append events. Call it before the first of them is inserted."""
     if session.get_bind().dialect.name == "postgresql":

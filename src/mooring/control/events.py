@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import delete, exists, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from mooring.control import event_order
@@ -147,8 +147,6 @@ def page(
         query = query.where(Event.project_id.in_(projects))
     found = session.scalars(query).all()
     _require_no_gap(session, after)
-    if not found:
-        _require_assigned(session, after)
     readable = [event for event in found if event.seq <= complete_to]
     return Page(readable, held_back=len(readable) < len(found))
 
@@ -163,26 +161,23 @@ def page_of_instance(session: Session, instance_id: str, *, after: int, limit: i
 
 
 def _require_no_gap(session: Session, after: int) -> None:
-    """Raises Gone: some event after `after` was deleted, by retention or with a purged instance."""
-    deleted_to = session.scalar(select(ControlPlane.events_purged_to).limit(1)) or 0
-    if 0 < after < deleted_to:
+    """Raises Gone: some event after `after` was deleted, by retention or with a purged instance; or no event
+    has this `seq`, so it is from a state of the database that an older one has replaced.
+    """
+    if after == 0:
+        return
+    query = select(ControlPlane.events_purged_to, exists().where(Event.seq == after)).limit(1)
+    deleted_to, is_stored = session.execute(query).one()
+    if deleted_to is not None and after < deleted_to:
         raise Gone(
             f"events up to {deleted_to} are no longer kept; read the instances again and follow from after=0",
             oldest_seq=deleted_to + 1,
         )
-
-
-def _require_assigned(session: Session, after: int) -> None:
-    """Raises Gone: no event has had this `seq`, so it is from a database that was replaced by an older one.
-
-    The next events will have lower numbers, and the caller would miss them.
-    """
-    newest = event_order.newest_assigned(session)
-    if after > newest:
+    if not is_stored and after != deleted_to:
         raise Gone(
-            f"no event has had the seq {after}: the newest is {newest}, as after the restore of an older "
-            "database; read the instances again and follow from after=0",
-            newest_seq=newest,
+            f"no event has the seq {after}, as after the restore of an older database; read the instances "
+            "again and follow from after=0",
+            newest_seq=newest_seq(session),
         )
 
 

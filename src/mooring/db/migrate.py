@@ -9,6 +9,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, create_engine
 
+from mooring.db.file_lock import file_of, in_use
 from mooring.db.session import normalized
 
 
@@ -20,11 +21,14 @@ def config(url: str) -> Config:
 
 
 def upgrade(url: str, revision: str = "head") -> None:
-    command.upgrade(config(url), revision)
+    """Raises DatabaseProblem: a restore has begun and not ended. So does `downgrade`."""
+    with in_use(file_of(normalized(url))):
+        command.upgrade(config(url), revision)
 
 
 def downgrade(url: str, revision: str) -> None:
-    command.downgrade(config(url), revision)
+    with in_use(file_of(normalized(url))):
+        command.downgrade(config(url), revision)
 
 
 def current(engine: Engine) -> str | None:
@@ -43,9 +47,19 @@ def is_newest(url: str) -> bool:
 
 
 @cache
+def known() -> frozenset[str]:
+    """All revisions that this program can upgrade."""
+    return frozenset(each.revision for each in _scripts().walk_revisions())
+
+
+@cache
 def newest() -> str | None:
     """The revision that this program expects."""
-    return ScriptDirectory.from_config(_without_database()).get_current_head()
+    return _scripts().get_current_head()
+
+
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_without_database())
 
 
 def _without_database() -> Config:

@@ -6,11 +6,15 @@ The same connection shows whether PostgreSQL answers at all, which no waiting st
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 import psycopg
 
-from mooring.db.postgresql import BoundedConnection, connection_parameters
+from mooring.db import serving
+from mooring.db.operator_errors import DatabaseProblem
+from mooring.db.postgresql import BoundedConnection, connection_parameters, libpq_parameters
+from mooring.db.serving import History
 from mooring.db.session import NOTIFY_CHANNEL, Database
 from mooring.db.signals import ObjectTopic
 
@@ -21,10 +25,16 @@ _PROBE_TIMEOUT_S: Final = 2.5
 
 
 class Listener:
-    """A thread with its own connection. Losing the connection costs only time, because waiters also poll."""
+    """A thread with its own connection. Losing the connection costs only time, because waiters also poll.
 
-    def __init__(self, database: Database) -> None:
+    Args:
+        on_other_history: called with the reason once the database must not be used by this process any more.
+    """
+
+    def __init__(self, database: Database, on_other_history: Callable[[DatabaseProblem], None]) -> None:
         self._database = database
+        self._on_other_history = on_other_history
+        self._history: History | None = None
         self._stop = threading.Event()
         self._asked_at = time.monotonic()  # the begin of the last probe or connection attempt
         self._thread = threading.Thread(target=self._run, name="listen", daemon=True)
@@ -43,6 +53,9 @@ class Listener:
             except psycopg.Error as error:
                 self._failed(error)
                 self._stop.wait(_RETRY_S)
+            except DatabaseProblem as problem:
+                self._on_other_history(problem)
+                return
 
     def _failed(self, error: psycopg.Error) -> None:
         """PostgreSQL is down if no call was answered since the begin of the last probe.
@@ -57,9 +70,10 @@ class Listener:
 
     def _listen(self) -> None:
         self._asked_at = time.monotonic()
-        url = self._database.url.set(drivername="postgresql").render_as_string(hide_password=False)
-        with BoundedConnection.connect(url, autocommit=True, **connection_parameters()) as connection:
+        parameters = libpq_parameters(self._database.url) | connection_parameters()
+        with BoundedConnection.connect(autocommit=True, **parameters) as connection:
             connection.call_timeout_s = _PROBE_TIMEOUT_S
+            self._history = serving.begin(connection, self._history)
             connection.execute(f"LISTEN {NOTIFY_CHANNEL}")
             self._answered()
             self._database.signals.fire_all()  # notifications sent before LISTEN are lost

@@ -10,6 +10,7 @@ A call that ends this way closes its connection. Whether a commit among these ca
 """
 
 import math
+import re
 import select
 import time
 from typing import Any, Final, TypeVar
@@ -18,7 +19,7 @@ import psycopg
 from psycopg.abc import PQGen
 from psycopg.errors import _WaitTimeout  # the only exception of `wait` for its `timeout`
 from sqlalchemy import Engine, create_engine, event
-from sqlalchemy.engine import URL
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DisconnectionError
 
 STATEMENT_TIMEOUT_S: Final = 15
@@ -30,6 +31,7 @@ TCP_TIMEOUT_S: Final = 5
 CALL_TIMEOUT_S: Final = STATEMENT_TIMEOUT_S + 5.0
 POOL_TIMEOUT_S: Final = 3
 _CHECK_EVERY_S: Final = 0.25
+_SEVERAL_HOSTS: Final = re.compile(r"(postgres[^/]*://(?:[^@/]*@)?)([^/?@]*,[^/?@]*)(.*)")
 
 Result = TypeVar("Result")
 
@@ -83,8 +85,30 @@ class BoundedConnection(psycopg.Connection[Any]):
                 return result
 
 
+def url_of_several_hosts(url: str) -> URL | None:
+    """`postgresql://user@a:5432,b:5433/name`, as libpq accepts it, in SQLAlchemy's form; None: one host."""
+    found = _SEVERAL_HOSTS.fullmatch(url)
+    if found is None:
+        return None
+    begin, listed, end = found.groups()
+    hosts, ports = zip(*map(_host_and_port, listed.split(",")), strict=True)
+    return make_url(begin + end).update_query_dict({"host": ",".join(hosts), "port": ",".join(ports)})
+
+
+def _host_and_port(listed: str) -> tuple[str, str]:
+    if listed.endswith("]") or ":" not in listed:
+        return listed.strip("[]"), ""
+    host, _, port = listed.rpartition(":")
+    return host.strip("[]"), port
+
+
+def libpq_parameters(url: URL) -> dict[str, Any]:
+    """The parameters of libpq in a URL."""
+    return dict(url.get_dialect()().create_connect_args(url)[1])
+
+
 def connection_parameters() -> dict[str, Any]:
-    """Parameters of libpq that every connection needs."""
+    """Parameters of libpq that every connection of the server needs."""
     return {
         "connect_timeout": CONNECT_TIMEOUT_S,
         "tcp_user_timeout": TCP_TIMEOUT_S * 1000,  # ms

@@ -10,6 +10,7 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Engine, text
 
+from mooring.db.postgresql import libpq_parameters
 from mooring.db.session import normalized
 
 log = logging.getLogger(__name__)
@@ -72,8 +73,7 @@ def grant(owner_url: str, role: str, password: str | None = None) -> None:
     url = normalized(owner_url)
     if url.get_backend_name() != "postgresql":
         raise UnfitRole("only PostgreSQL has roles; anyone who can write an SQLite file can change all of it")
-    plain = url.set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(plain, connect_timeout=10) as connection:
+    with psycopg.connect(**libpq_parameters(url) | {"connect_timeout": 10}) as connection:
         connection.execute("SELECT pg_advisory_xact_lock(hashtext('mooring.migrations'))")
         if password is not None:
             _create_or_alter(connection, role, password)

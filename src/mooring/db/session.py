@@ -5,36 +5,38 @@ PostgreSQL: row locks, and `NOTIFY` after the commit, so that other replicas are
 """
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from operator import itemgetter
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.engine import URL, ExceptionContext, make_url
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from mooring.db import postgresql
+from mooring.db import failures, postgresql
+from mooring.db.file_lock import FileLock, file_of
 from mooring.db.signals import AnyTopic, Signals
 
 log = logging.getLogger(__name__)
 
 NOTIFY_CHANNEL = "mooring"
-# What reads and writes raise when the database is unavailable, too busy, or rejects writes.
-UNAVAILABLE: Final = (OperationalError, InterfaceError, PoolTimeout)
 _TOPICS = "mooring.topics"
 _AT_END = "mooring.at_end"
 _WRITE_LOCK_TIMEOUT_S = 10.0
 
 
 def normalized(url: str) -> URL:
-    """The URL; `postgresql://` and `postgres://` get the driver that Mooring ships."""
-    parsed = make_url(url)
+    """The URL; `postgresql://` and `postgres://` get the driver that Mooring ships.
+
+    They may name several hosts, as for libpq.
+    """
+    parsed = postgresql.url_of_several_hosts(url) or make_url(url)
     if parsed.drivername in {"postgres", "postgresql"}:
         return parsed.set(drivername="postgresql+psycopg")
     return parsed
@@ -62,18 +64,31 @@ def at_end(session: Session, step: Ending, write: Callable[[Session], None]) -> 
 
 
 class Database:
-    """An engine and the two ways into it: `read()` and `write()`."""
+    """An engine and the two ways into it: `read()` and `write()`.
+
+    Attributes:
+        is_damaged: whether a statement found damaged data since the start.
+        written_at: the monotonic time of the last commit with an event.
+
+    Raises:
+        DatabaseProblem: the SQLite file is being restored, or a restore of it was interrupted.
+    """
 
     def __init__(self, url: str, signals: Signals, *, pool_size: int = 20) -> None:
         self.url = normalized(url)
         self.signals = signals
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.availability = postgresql.Availability()
+        self.is_damaged = False
+        self.written_at = -math.inf
+        path = file_of(self.url)
+        self._in_use = None if path is None else FileLock(path)
         self.engine = (
             _sqlite_engine(self.url)
             if self.is_sqlite
             else postgresql.new_engine(self.url, pool_size, self.availability)
         )
+        event.listen(self.engine, "handle_error", self._note_error)
         # One snapshot per reader, as on SQLite: an instance and its GPU allocations are consistent.
         snapshots = self.engine.execution_options(isolation_level="REPEATABLE READ")
         self._readers = self.engine if self.is_sqlite else snapshots
@@ -105,9 +120,12 @@ class Database:
                 session.connection(execution_options={"mooring_immediate": True})
             yield session
             session.flush()
-            for _step, write in sorted(session.info.pop(_AT_END, ()), key=itemgetter(0)):
+            steps = sorted(session.info.pop(_AT_END, ()), key=itemgetter(0))
+            for _step, write in steps:
                 write(session)
             session.commit()
+            if any(step is Ending.EVENTS for step, _write in steps):
+                self.written_at = time.monotonic()
             topics: set[AnyTopic] = session.info.pop(_TOPICS, set())
         self.signals.fire(topics)
         if topics and not self.is_sqlite:
@@ -120,7 +138,8 @@ class Database:
             SQLAlchemyError: the write failed.
         """
         with self.write() as session:
-            session.execute(text("UPDATE control_plane SET created_at = created_at"))
+            # SQLite would not write an unchanged row.
+            session.execute(text("UPDATE control_plane SET write_checks = write_checks + 1"))
 
     def _notify_replicas(self, topics: Collection[AnyTopic]) -> None:
         """Send `NOTIFY`, which takes a lock of the whole database until its commit: not in the transaction.
@@ -152,8 +171,19 @@ class Database:
         finally:
             self._writer.release()
 
+    def _note_error(self, context: ExceptionContext) -> None:
+        error = context.original_exception
+        if failures.is_damage(error) and not self.is_damaged:
+            self.is_damaged = True
+            log.critical("the database is damaged, restore a backup (docs/operating.md): %s", error)
+        if getattr(error, "sqlstate", None) == failures.READ_ONLY:
+            # A primary that became a standby: the next connection may reach the new primary.
+            context.is_disconnect = True
+
     def dispose(self) -> None:
         self.engine.dispose()
+        if self._in_use is not None:
+            self._in_use.release()
 
 
 # Without waiting for the disk: only the delivery matters.
@@ -166,8 +196,6 @@ _NOTIFY = text(
 
 
 def _sqlite_engine(url: URL) -> Engine:
-    if url.database:
-        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
     engine = create_engine(
         url, connect_args={"timeout": 10}, pool_size=40, max_overflow=20, hide_parameters=True
     )

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
+from mooring.db.file_lock import DATABASE_SUFFIXES, beside, file_of, in_use
 from mooring.db.session import Database, normalized
 
 log = logging.getLogger(__name__)
@@ -24,16 +25,8 @@ PAGES_PER_TRANSACTION: Final = 256
 # A larger file is not rewritten at startup, which would take some seconds per GiB.
 MAX_REWRITTEN_BYTES: Final = 1024**3
 _INCREMENTAL = 2
-# Prefixes of the files that Mooring has in a data directory, and suffixes of the files of its database.
+# Prefixes of the files that Mooring has in a data directory.
 _OWN_PREFIXES = ("mooring", "encryption", "agent", "audit", "clock")
-_DATABASE_SUFFIXES = ("", "-wal", "-shm", "-journal")
-
-
-def file_of(url: str) -> Path | None:
-    """The file of an SQLite database; None for any other."""
-    parsed = normalized(url)
-    is_file = parsed.get_backend_name() == "sqlite" and parsed.database not in {None, "", ":memory:"}
-    return Path(str(parsed.database)) if is_file else None
 
 
 def make_private(folder: Path, url: str) -> None:
@@ -41,16 +34,21 @@ def make_private(folder: Path, url: str) -> None:
 
     The files contain every tenant's env, stored answers and hashes. Existing files get the mode too. SQLite
     creates `-wal` and `-shm` with the mode of the database, whose mode must be set before the first open.
+
+    Raises:
+        DatabaseProblem: a restore has begun and not ended, so no file must be created.
+        OSError: cannot create a file.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if all(entry.name.startswith(_OWN_PREFIXES) or entry.suffix == ".log" for entry in folder.iterdir()):
         _tighten(folder, 0o700)  # not a shared directory such as /tmp
-    if (path := file_of(url)) is None:
+    if (path := file_of(normalized(url))) is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    for suffix in _DATABASE_SUFFIXES:
-        _tighten(path.with_name(path.name + suffix), 0o600)
+    with in_use(path):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    for suffix in DATABASE_SUFFIXES:
+        _tighten(beside(path, suffix), 0o600)
 
 
 def _tighten(path: Path, mode: int) -> None:
@@ -67,7 +65,7 @@ def _tighten(path: Path, mode: int) -> None:
 
 def make_shrinkable(url: str) -> None:
     """Rewrite an SQLite file of an earlier release, if there is room, so that free pages can be returned."""
-    path = file_of(url)
+    path = file_of(normalized(url))
     if path is None:
         return
     with closing(sqlite3.connect(path, isolation_level=None, timeout=1)) as connection:

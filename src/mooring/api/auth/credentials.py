@@ -1,5 +1,6 @@
 """Resolves credentials to callers and nodes, with a short cache."""
 
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -18,8 +19,11 @@ from mooring.core import credentials
 from mooring.core.access import Access, Caller, lacking
 from mooring.core.errors import Unauthorized, Unavailable
 from mooring.core.sign_on import Person
+from mooring.db import failures
 from mooring.db.session import Database
 from mooring.db.types import now
+
+log = logging.getLogger(__name__)
 
 # A revoked key must stop working within a second on every replica. A lookup for each request would cost more
 # than most requests do.
@@ -143,10 +147,19 @@ class Credentials:
         with self._database.read() as session:
             caller, stale = api_keys.identify(session, secret)
         if stale:
-            with self._database.write() as session:
-                api_keys.record_use(session, caller.id)
+            self._record_use(caller)
         self._callers.put(hashed, caller, since)
         return caller
+
+    def _record_use(self, caller: Caller) -> None:
+        """Record it if possible: a database that rejects writes still answers reads."""
+        try:
+            with self._database.write() as session:
+                api_keys.record_use(session, caller.id)
+        except failures.DATABASE_ERRORS as error:
+            if not failures.is_unavailable(error):
+                raise
+            log.warning("cannot record the use of the key %s: %s", caller.id, error)
 
     def _signed_on(self, person: Person, hashed: str, address: str | None) -> Caller:
         since = time.monotonic()

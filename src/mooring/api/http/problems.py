@@ -2,7 +2,6 @@
 
 import logging
 import re
-import sqlite3
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -11,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import iter_route_contexts
 from pydantic_core import to_json
-from sqlalchemy.exc import DatabaseError, DataError, IntegrityError
+from sqlalchemy.exc import DataError, IntegrityError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,7 +18,7 @@ from starlette.routing import Match
 
 from mooring.core import errors
 from mooring.core.errors import MooringError
-from mooring.db.session import UNAVAILABLE
+from mooring.db import failures
 from mooring.schemas.base import LONGEST_DETAIL, LONGEST_PATH, PROBLEM_MEDIA_TYPE, Json
 
 log = logging.getLogger(__name__)
@@ -79,9 +78,8 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(IntegrityError, _on_integrity_error)
-    for kind in UNAVAILABLE:
-        app.add_exception_handler(kind, _on_database_unavailable)
-    app.add_exception_handler(DatabaseError, _on_database_error)
+    for kind in failures.DATABASE_ERRORS:
+        app.add_exception_handler(kind, _on_database_error)
     app.add_exception_handler(DataError, _on_data_error)
 
 
@@ -181,32 +179,16 @@ async def _on_integrity_error(request: Request, error: Exception) -> Response:
     return problem_response(request, errors.Conflict(message))
 
 
-async def _on_database_unavailable(request: Request, error: Exception) -> Response:
-    if _sqlite_code(error) == sqlite3.SQLITE_ERROR:
-        return on_bug(request, error)  # SQLite reports a bad statement as an operational error
+async def _on_database_error(request: Request, error: Exception) -> Response:
+    if not failures.is_unavailable(error):
+        return on_bug(request, error)
     return problem_response(request, database_unavailable(error))
 
 
-async def _on_database_error(request: Request, error: Exception) -> Response:
-    """An error that is no more specific, such as of a damaged SQLite file."""
-    if _sqlite_code(error) not in _DAMAGED:
-        return on_bug(request, error)
-    log.critical("the database file is damaged; stop the server and restore a backup: %s", error)
-    message = "the database is damaged; an admin must restore a backup"
-    return problem_response(request, errors.DatabaseUnavailable(message))
-
-
-_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-
-
-def _sqlite_code(error: Exception) -> int | None:
-    """SQLite's primary result code."""
-    found: int | None = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
-    return None if found is None else found & 0xFF
-
-
 def database_unavailable(error: Exception) -> errors.DatabaseUnavailable:
-    """Log one of `UNAVAILABLE`, and return the error to answer with."""
+    """Log the failure of a database, and return the error to answer with."""
+    if failures.is_damage(getattr(error, "orig", None)):
+        return errors.DatabaseUnavailable("the database is damaged; an admin must restore a backup")
     log.warning("database unavailable: %s", error)
     # A commit whose answer was lost may have taken effect.
     return errors.DatabaseUnavailable(

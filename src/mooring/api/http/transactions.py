@@ -21,7 +21,7 @@ from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import storage
 from mooring.core.access import Access
 from mooring.core.errors import MooringError
-from mooring.db.session import UNAVAILABLE
+from mooring.db import failures
 
 log = logging.getLogger(__name__)
 
@@ -150,14 +150,18 @@ def run_batch(context: Context, batch: Sequence[BatchedRequest]) -> Sequence[Res
     if len(batch) > 1:
         try:
             return _together(context, batch)
-        except UNAVAILABLE as error:
-            if getattr(getattr(error, "orig", None), "sqlstate", None) is None:
-                return [error] * len(batch)  # the database is unavailable, so each of them alone would fail
         except Exception as error:
+            if failures.is_unavailable(error) and not _has_sqlstate(error):
+                return [error] * len(batch)  # each of them alone would fail too
             log.info(
                 "a batch of %d requests failed, so each runs alone: %s", len(batch), type(error).__name__
             )
     return [_alone(context, request) for request in batch]
+
+
+def _has_sqlstate(error: Exception) -> bool:
+    """Whether PostgreSQL answered, with an error such as a lock timeout that one request may have caused."""
+    return getattr(getattr(error, "orig", None), "sqlstate", None) is not None
 
 
 def _alone(context: Context, request: BatchedRequest) -> Result:

@@ -21,7 +21,7 @@ from mooring.api.streaming import sse, waiting
 from mooring.api.streaming.event_pages import PageEvent
 from mooring.control import events
 from mooring.core.errors import BadEventId, Gone, MooringError
-from mooring.db.session import UNAVAILABLE
+from mooring.db import failures
 from mooring.schemas.events import EventList
 
 router = APIRouter(prefix="/v1", tags=["events"], route_class=StrictRoute)
@@ -125,7 +125,9 @@ async def _follow(context: Context, live: LiveAccess, after: int) -> AsyncIterat
         try:
             live = replace(live, access=await live.renewed())
             found = await _wait_for_some(context, live, after, _BATCH, sse.KEEPALIVE_S, follows=True)
-        except (MooringError, *UNAVAILABLE) as failure:
+        except (MooringError, *failures.DATABASE_ERRORS) as failure:
+            if not isinstance(failure, MooringError) and not failures.is_unavailable(failure):
+                raise
             error = failure if isinstance(failure, MooringError) else database_unavailable(failure)
             yield sse.error(error.code, error.message)
             return

@@ -1,10 +1,12 @@
 """Health, readiness and Prometheus metrics of the service."""
 
+import asyncio
+from typing import Final
+
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
-from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import PlainTextResponse, Response
 
 from mooring.api.auth.authorization import AuthorizedRoute, CurrentAccess
@@ -13,8 +15,10 @@ from mooring.api.http import responses
 from mooring.api.openapi.responses import errors
 from mooring.control.nodes import metrics
 from mooring.core.errors import DatabaseUnavailable, NotMigrated, WaitingForNode
-from mooring.db import migrate
 from mooring.schemas.base import Answer
+
+# Less than load balancers and the image's health check wait.
+_READINESS_TIMEOUT_S: Final = 3.0
 
 router = APIRouter(tags=["service"], route_class=AuthorizedRoute)
 
@@ -35,14 +39,17 @@ async def get_health() -> Response:
     responses=errors(NotMigrated, WaitingForNode),
     operation_id="get_readiness",
 )
-def get_readiness(context: Ctx) -> Response:
-    """Get readiness. The database must be migrated and, with `mooring up`, the node must have reported."""
-    try:
-        at, wanted = migrate.current(context.database.engine), migrate.newest()
-    except SQLAlchemyError as error:
-        raise DatabaseUnavailable("the database does not answer") from error
-    if at != wanted:
-        raise NotMigrated(f"the database is at revision {at}, not {wanted}; run: mooring db upgrade")
+async def get_readiness(context: Ctx) -> Response:
+    """Get readiness. The database must be migrated and accept writes; with `mooring up`, the node must have
+    reported.
+    """
+    check = asyncio.wrap_future(context.write_probe.check())
+    # A check may take as long as the database hangs. It is the same for all requests that wait for it.
+    await asyncio.wait({check}, timeout=_READINESS_TIMEOUT_S)
+    if not check.done():
+        raise DatabaseUnavailable("the database does not answer in time")
+    if (problem := check.result()) is not None:
+        raise problem
     if len(context.reporting_nodes) < context.awaited_nodes:
         raise WaitingForNode("the local node has not reported yet")
     return responses.respond(responses.json_answer({"status": "ready"}))

@@ -27,6 +27,8 @@ class ControlPlane(Base):
     # The highest `seq` of the events that were deleted.
     events_purged_to: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
+    # Counted up to find out whether the database accepts writes.
+    write_checks: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
 
 
 class Event(Base):
