@@ -21,9 +21,10 @@ RUN /build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && python3 -m compileall -q /opt/mooring/lib
 
 FROM ${BASE}
-# For agents, whose packet filter rules isolate instances from the node.
-RUN command -v iptables >/dev/null \
-    || { apt-get update && apt-get install --yes --no-install-recommends iptables && rm -rf /var/lib/apt/lists/*; }
+# For agents, whose packet filter rules isolate instances from the node, and for `mooring db backup`.
+RUN { command -v iptables && command -v pg_dump; } >/dev/null \
+    || { apt-get update && apt-get install --yes --no-install-recommends iptables postgresql-client \
+    && rm -rf /var/lib/apt/lists/*; }
 # User and group have fixed IDs, so that the next release can read an existing volume.
 RUN groupadd --gid 10001 mooring \
     && useradd --uid 10001 --gid mooring --no-create-home --shell /usr/sbin/nologin mooring \
