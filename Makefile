@@ -32,7 +32,7 @@ check: .venv/.dev ## check style, types, imports, and the rules of source and la
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest tests/test_architecture.py tests/test_language.py tests/mutants
+	$(BIN)/pytest tests/test_architecture.py tests/test_language.py tests/contract/test_document.py tests/mutants
 
 mutants: .venv/.dev ## remove each guard of tests/mutants in a copy, and expect its test to fail; ARGS='--sample 30'
 	tests/testbed/install.sh

@@ -39,6 +39,7 @@ from mooring.db.signals import Signals
 from mooring.loops.audit_links import AuditLinks
 from mooring.loops.clock import ClockComparison
 from mooring.loops.deadlines import Deadlines
+from mooring.loops.fencing import Fencing
 from mooring.loops.groups import Groups
 from mooring.loops.loop import Loop
 from mooring.loops.node_health import NodeHealth
@@ -203,6 +204,10 @@ class Service:
         self.stop()
 
 
+def _fencing(settings: Settings) -> Fencing | None:
+    return Fencing(settings.fence_command, settings.fence_timeout_s) if settings.fence_command else None
+
+
 def _loops(plane: ControlPlane, cache: SchedulerCache, limits: storage.StorageLimits) -> tuple[Loop, ...]:
     settings = plane.settings
     kept = RetentionTimes(
@@ -210,7 +215,7 @@ def _loops(plane: ControlPlane, cache: SchedulerCache, limits: storage.StorageLi
     )
     return (
         Scheduling(plane.database, cache),
-        NodeHealth(plane.database, settings.unreachable_after_s),
+        NodeHealth(plane.database, settings.unreachable_after_s, settings.lost_after_s, _fencing(settings)),
         Deadlines(plane.database, settings.start_timeout_s),
         Groups(plane.database),
         ReservationRepair(plane.database, cache),

@@ -70,6 +70,13 @@ class Settings(Policy, BaseSettings):
     oidc_email_claim: str = "email"
     report_interval_s: Annotated[float, Field(gt=0, le=60)] = 5.0
     unreachable_after_s: Annotated[float, Field(gt=0)] = 30.0
+    lost_after_s: Annotated[
+        float, Field(gt=0, description="silence after which `on_node_loss: replace` takes effect")
+    ] = 300.0
+    fence_command: Annotated[
+        str | None, Field(description="powers a lost node off, before its instances are replaced")
+    ] = None
+    fence_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     start_timeout_s: Annotated[int, Field(ge=1)] = 3600
     events_kept_days: Annotated[int, Field(ge=1)] = 30
     deleted_kept_days: Annotated[

@@ -36,6 +36,7 @@ class TinyControlPlane:
     control_plane_id: str = "cpl_tests"
     generation: int = 1
     report_interval_s: float = 0.2
+    self_fence_s: float | None = None
     assignments: list[Assignment] = field(default_factory=list)
     removals: list[Removal] = field(default_factory=list)
     streams: list[StreamRequest] = field(default_factory=list)
@@ -108,6 +109,7 @@ class TinyControlPlane:
                 node_id="nod_1",
                 generation=self.generation,
                 report_interval_s=self.report_interval_s,
+                self_fence_s=self.self_fence_s,
             )
             if request.brief and request.generation == self.generation:
                 return answer.model_copy(update={"brief": True})

@@ -94,6 +94,7 @@ class Container:
     parent_gpus: tuple[str, ...] = ()  # the GPUs of the MIG devices, in the same order
     share: Share | None = None
     project_id: str = ""
+    replaced_on_loss: bool = False  # continues on another node if this one is lost
 
     @property
     def owner(self) -> str:

@@ -34,6 +34,9 @@ class EventKind(StrEnum):
     INSTANCE_GPU_FAULT = "instance.gpu_fault"
     INSTANCE_GROUP_CHANGED = "instance_group.changed"
     NODE_STATE_CHANGED = "node.state_changed"
+    NODE_LOST = "node.lost"
+    REPLACEMENT_PAUSED = "nodes.replacement_paused"
+    REPLACEMENT_RESUMED = "nodes.replacement_resumed"
     GPU_HEALTH_CHANGED = "gpu.health_changed"
     GPU_CLAIMED = "gpu.claimed"
 

@@ -54,6 +54,10 @@ class NodeFacts(BaseModel):
     asks_for_streams: Annotated[
         bool, Field(description="its agent requests streams with a separate call, not with its reports")
     ] = False
+    fences_itself: Annotated[
+        bool,
+        Field(description="its agent stops instances with `on_node_loss: replace` if it has no contact"),
+    ] = False
     simulated_containers: bool = False
     simulated_gpus: bool = False
     overrides: Annotated[

@@ -278,6 +278,10 @@ class SyncAnswer(Peer):
     node_id: Text
     generation: int
     report_interval_s: float
+    self_fence_s: Annotated[
+        float | None,
+        Field(description="stop instances with `on_node_loss: replace` after this time without an answer"),
+    ] = None
     renew_credential: Annotated[bool, Field(description="an admin has requested a new credential")] = False
     brief: Annotated[bool, Field(description="omits the desired state, as requested")] = False
     assignments: list[Assignment] = []

@@ -47,9 +47,11 @@ class GroupTemplate(InstanceTemplate):
         return env
 
     @model_validator(mode="after")
-    def _require_queueing(self) -> Self:
-        if self.on_capacity == "fail":
-            raise not_supported_yet("on_capacity=fail", "a group waits until all its members fit")
+    def _require_supported(self) -> Self:
+        if self.on_node_loss == "replace":
+            raise not_supported_yet(
+                "on_node_loss=replace", "a group with a lost member fails: create it again"
+            )
         return self
 
 

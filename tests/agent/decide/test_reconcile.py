@@ -1,12 +1,24 @@
 """The decisions of a node: each rule by itself, then all rules on a toy engine, with events in any order."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooring.agent.decide.reconcile import Cancel, Kill, Remove, Restart, Start, Stop, is_live, key_of
+from mooring.agent.decide.reconcile import (
+    FENCE_TIMEOUT_S,
+    NO_CONTACT,
+    Cancel,
+    Kill,
+    Remove,
+    Restart,
+    Start,
+    Stop,
+    is_live,
+    key_of,
+)
 from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, Pause, PlannedRestart, Work
 from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, Removal
@@ -60,6 +72,44 @@ def test_a_shorter_timeout_applies_to_a_stop_in_progress() -> None:
 def test_a_stop_timeout_of_zero_kills_at_once() -> None:
     assigned = wanted(want="stopped", stop_timeout_s=0)
     assert decided(assigned, container()).actions == (Kill(container()),)
+
+
+REPLACEABLE = {"on_node_loss": "replace", "restart": "always"}
+
+
+def test_a_fenced_instance_is_stopped_and_not_started_again() -> None:
+    assigned = wanted(spec=REPLACEABLE)
+    fenced: dict[str, Any] = {"fenced": {A1}, "has_contact": False}
+    assert decided(assigned, container(), **fenced).actions == (Stop(container()),)
+    late = 100 + FENCE_TIMEOUT_S
+    plan = decided(assigned, container(), now=late, stop_sent_at={A1: 100.0}, **fenced)
+    assert plan.actions == (Kill(container()),)
+    assert decided(assigned, container(), now=105, stop_sent_at={A1: 100.0}, **fenced).due == late
+    # Also when the contact is back: the control plane decides what follows.
+    due = {A1: PlannedRestart(exited().finished_at, tries=0, pause_s=1, due=0)}
+    assert decided(assigned, exited(), restarts=due).actions == (Restart(exited()),)
+    assert decided(assigned, exited(), restarts=due, fenced={A1}).actions == ()
+
+
+def test_a_fenced_instance_is_stopped_by_an_agent_without_assignments() -> None:
+    assert decided(container(), fenced={A1}, has_contact=False).actions == (Stop(container()),)
+
+
+def test_a_fenced_instance_is_removed_when_the_control_plane_says_so() -> None:
+    assert decided(removal(), exited(), fenced={A1}).actions == (Remove(exited()),)
+
+
+def test_nothing_replaceable_begins_without_contact() -> None:
+    assigned = wanted(spec=REPLACEABLE)
+    plan = decided(assigned, has_contact=False)
+    assert (plan.actions, plan.waiting) == ((), {A1: NO_CONTACT})
+    assert decided(assigned, has_contact=False, work=STARTING).actions == (Cancel(A1),)
+    assert decided(assigned, exited(), now=9999, has_contact=False).actions == ()
+
+
+def test_other_instances_begin_without_contact() -> None:
+    assigned = wanted()
+    assert decided(assigned, has_contact=False).actions == (Start(assigned),)
 
 
 def test_removes_a_created_container_that_should_be_stopped() -> None:

@@ -220,6 +220,53 @@ def test_a_lower_generation_is_rejected_and_reported(node: Node) -> None:
     node.await_report(lambda report: report.problem is None and report.instances == [])
 
 
+def test_a_node_without_contact_stops_what_may_be_replaced(node: Node) -> None:
+    node.server.self_fence_s = 1.0
+    node.begin()
+    replaced, kept = assignment(on_node_loss="replace", restart="always"), assignment()
+    node.server.wants(replaced, kept)
+    node.await_running(replaced)
+    node.await_running(kept)
+    node.await_reports(10)
+    assert node.server.phase(replaced) == "running"
+    node.server.failure = (503, "unavailable")
+    wait_until(lambda: ("stop", replaced.instance_id) in node.runtime.calls)
+    node.server.failure = None
+    wait_until(lambda: node.server.phase(replaced) == "exited")
+    assert node.server.reason_code(replaced) == "self_fenced"
+    assert node.server.phase(kept) == "running"
+    node.await_reports()
+    assert node.runtime.calls.count(("start", replaced.instance_id)) == 1
+    assert ("restart", replaced.instance_id) not in node.runtime.calls
+
+
+def test_a_restarted_agent_without_contact_stops_what_may_be_replaced(node: Node) -> None:
+    node.server.self_fence_s = 2.0
+    first, replaced = node.begin(), assignment(on_node_loss="replace")
+    node.server.wants(replaced)
+    node.await_running(replaced)
+    node.server.failure = (503, "unavailable")
+    first.stop()
+    node.begin()
+    wait_until(lambda: ("stop", replaced.instance_id) in node.runtime.calls)
+    node.server.failure = None
+    wait_until(lambda: node.server.reason_code(replaced) == "self_fenced")
+
+
+def test_a_control_plane_with_an_older_state_is_contact(node: Node) -> None:
+    """It has heard of the node, so it replaces nothing, and the restored database must stop nothing."""
+    node.server.self_fence_s = 60
+    fence = node.begin()._fence
+    replaced = assignment(on_node_loss="replace")
+    node.server.wants(replaced, generation=9)
+    node.await_running(replaced)
+    node.server.wants(generation=8)
+    node.await_report(lambda report: report.problem is not None)
+    stops_at = fence.now() + fence.due_in_s()
+    node.await_reports()
+    assert fence.now() + fence.due_in_s() > stops_at + 0.1
+
+
 def test_the_highest_generation_outlives_the_agent(node: Node) -> None:
     first, instance = node.begin(), assignment()
     node.server.wants(instance, generation=9)

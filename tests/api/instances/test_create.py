@@ -84,7 +84,6 @@ def test_only_an_image_is_required(shared: Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "code", "pointer"),
     [
-        ({"on_node_loss": "replace"}, "not_supported_yet", ""),
         ({"priority": 101}, "validation_failed", "/priority"),
         ({"gpus": {"count": 2, "share": 0.5}}, "validation_failed", "/gpus"),
         ({"gpus": {"share": 0.1234}}, "validation_failed", "/gpus"),

@@ -346,7 +346,7 @@ def test_a_single_member_may_be_restarted_with_restart_member(node_pair: NodePai
     [
         ({"template": {"image": "b", "env": {"MASTER_ADDR": "x"}}}, "reserved_env"),
         ({"template": {"image": "b", "env": {"MOORING_X": "x"}}}, "reserved_env"),
-        ({"template": {"image": "b", "on_capacity": "fail"}}, "not_supported_yet"),
+        ({"template": {"image": "b", "on_node_loss": "replace"}}, "not_supported_yet"),
         ({"template": {"image": "b", "name": "x"}}, "validation_failed"),
         ({"template": {"image": "b", "project_id": "x"}}, "validation_failed"),
         ({"template": {"image": "b"}, "labels": {"mooring.x": "y"}}, "reserved_label"),
@@ -357,6 +357,27 @@ def test_a_single_member_may_be_restarted_with_restart_member(node_pair: NodePai
 )
 def test_an_invalid_group_is_rejected(shared: Client, fields: dict[str, Any], code: str) -> None:
     problem(shared.post(GROUPS, json={"count": 2, **fields}), 422, code)
+
+
+def test_a_group_with_on_capacity_fail_is_placed_at_once_or_rejected(node_pair: NodePair) -> None:
+    template = {"image": "b", "gpus": {"count": 8}, "on_capacity": "fail"}
+    answer = node_pair.client.post(GROUPS, json={"count": 3, "name": "large", "template": template})
+    refused = problem(answer, 409, "insufficient_capacity")
+    assert refused["detail"].startswith("the 3 members do not fit all at once now")
+    assert refused["would_fit"]["max_count_now"] == 8
+    assert {each["code"] for each in refused["refusals"]} <= {"gang", "insufficient_gpus"}
+    # Nothing of it is left: neither the group, nor a member, nor its names.
+    assert node_pair.client.items(GROUPS, name="large") == []
+    assert node_pair.client.items("/v1/instances", name="large-0") == []
+
+    placed = node_pair.client.post(GROUPS, json={"count": 2, "name": "large", "template": template})
+    assert placed.status_code == 201, placed.text
+    assert [each["state"] for each in placed.json()["members"]] == ["scheduled", "scheduled"]
+    problem(
+        node_pair.client.post(GROUPS, json={"count": 2, "template": {**template, "gpus": {"count": 1}}}),
+        409,
+        "insufficient_capacity",
+    )
 
 
 def test_names_of_groups_and_members_are_unique(shared: Client) -> None:

@@ -25,7 +25,7 @@ class Nodes:
         self.client = client
         self.database = service.plane.database
         self.now = 1000.0
-        self.loop = NodeHealth(self.database, UNREACHABLE_AFTER_S, clock=lambda: self.now)
+        self.loop = NodeHealth(self.database, UNREACHABLE_AFTER_S, 300.0, clock=lambda: self.now)
         self.silent, self.live = WireNode(client, "silent"), WireNode(client, "live")
         self.silent.sync()
         self.live.sync()

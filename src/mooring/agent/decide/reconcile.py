@@ -24,6 +24,11 @@ from mooring.schemas.agent import Assignment, OverlayNetwork, Removal
 
 ENDED: Final = frozenset({"exited", "dead"})
 LONGEST_PAUSE_S: Final = 60  # before a restart
+FENCE_TIMEOUT_S: Final = 10  # from the stop signal to the kill
+NO_CONTACT: Final = Reason(
+    code="self_fenced",
+    message="The node had no contact with the control plane, which may have replaced this attempt",
+)
 STEADY_AFTER_S: Final = 60  # a run of this length resets the restart pause
 
 
@@ -134,6 +139,11 @@ def will_restart(assignment: Assignment | None, container: Container) -> bool:
     return policy == "always" or (policy == "on_failure" and container.exit_code != 0)
 
 
+def _may_begin(snapshot: AgentSnapshot, assignment: Assignment) -> bool:
+    """Whether another node cannot be running the instance."""
+    return snapshot.has_contact or assignment.spec.on_node_loss != "replace"
+
+
 def _newest_attempt_first(key: Key) -> tuple[str, int]:
     instance_id, attempt = key
     return instance_id, -attempt
@@ -147,9 +157,15 @@ def _endings(snapshot: AgentSnapshot, now: float) -> Iterator[Action]:
             yield Kill(container)
     for key, removal in sorted(snapshot.removals.items()):
         yield from _end(snapshot, now, key, removal.stop_timeout_s, remove=True)
+    for key in sorted(snapshot.fenced - snapshot.removals.keys()):
+        yield from _end(snapshot, now, key, FENCE_TIMEOUT_S, remove=False)
     for key, assignment in sorted(snapshot.assignments.items()):
-        if assignment.want == "stopped" and key not in snapshot.removals:
+        if key in snapshot.removals or key in snapshot.fenced:
+            continue
+        if assignment.want == "stopped":
             yield from _end(snapshot, now, key, assignment.stop_timeout_s, remove=False)
+        elif key in snapshot.work and not _may_begin(snapshot, assignment):
+            yield from _cancel(key, snapshot.work[key])
     for key, work in sorted(snapshot.work.items(), key=itemgetter(0)):
         if key not in snapshot.assignments and key not in snapshot.removals:
             yield from _cancel(key, work)
@@ -226,7 +242,7 @@ class _StartPlanner:
 
     def consider(self, key: Key, assignment: Assignment) -> None:
         snapshot = self._snapshot
-        if key in snapshot.removals or assignment.want != "running":
+        if key in snapshot.removals or key in snapshot.fenced or assignment.want != "running":
             return
         if key in snapshot.restarts:
             self.restarts[key] = snapshot.restarts[key]
@@ -267,6 +283,8 @@ class _StartPlanner:
     def _obstacle(self, key: Key, devices: Sequence[HasDevices]) -> Reason | None:
         if self._snapshot.problem is not None:
             return self._snapshot.problem
+        if not _may_begin(self._snapshot, self._snapshot.assignments[key]):
+            return NO_CONTACT
         if _is_paused(self._snapshot, key, self._now):
             return self._snapshot.pauses[key].reason
         instance_id, attempt = key
@@ -342,6 +360,8 @@ def _next_due(snapshot: AgentSnapshot, now: float, restarts: Mapping[Key, Planne
     times += [planned.due for planned in restarts.values()]
     for key, since in snapshot.stop_sent_at.items():
         ending = snapshot.removals.get(key) or snapshot.assignments.get(key)
-        if ending is not None:
+        if key in snapshot.fenced and key not in snapshot.removals:
+            times.append(since + FENCE_TIMEOUT_S)
+        elif ending is not None:
             times.append(since + ending.stop_timeout_s)
     return min((time for time in times if time > now), default=None)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
-from mooring.agent.decide.reconcile import ENDED, is_live, will_restart
+from mooring.agent.decide.reconcile import ENDED, NO_CONTACT, is_live, will_restart
 from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, PlannedRestart
 from mooring.agent.runtime import Container
 from mooring.core.instance.state import Phase, Reason
@@ -66,8 +66,9 @@ def _observed_container(snapshot: AgentSnapshot, key: Key, container: Container)
         return _with_container(container, Phase.STARTING, snapshot.waiting.get(key, CREATING))
     if is_live(container):
         return _with_container(container, Phase.RUNNING, None)
-    if key in snapshot.kill_reasons:
-        return _with_container(container, Phase.EXITED, snapshot.kill_reasons[key])
+    agents_reason = snapshot.kill_reasons.get(key) or (NO_CONTACT if key in snapshot.fenced else None)
+    if agents_reason is not None:
+        return _with_container(container, Phase.EXITED, agents_reason)
     if (work is not None and work.kind is ActionKind.RESTART) or will_restart(assignment, container):
         reason = snapshot.waiting.get(key) or restarting(container, snapshot.restarts.get(key))
         return _with_container(container, Phase.STARTING, reason)

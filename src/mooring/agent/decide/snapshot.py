@@ -69,4 +69,7 @@ class AgentSnapshot:
     kill_reasons: Mapping[Key, Reason] = field(default_factory=dict)  # containers to kill, or killed
     killed_by_engine: Set[Key] = frozenset()  # ended when the engine restarted
     stop_sent_at: Mapping[Key, float] = field(default_factory=dict)
+    # Replaceable instances to stop, or stopped, because the node had no contact. They are not started again.
+    fenced: Set[Key] = frozenset()
+    has_contact: bool = True  # without, no replaceable instance is started
     problem: Reason | None = None  # why nothing may be started on this node

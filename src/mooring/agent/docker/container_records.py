@@ -65,6 +65,7 @@ class ContainerRecord(_FileModel):
     group_id: str | None = None
     host_ports: tuple[HostPort, ...] = ()
     secret_env: tuple[str, ...] | None = ()  # names of secret variables; None: unknown, all count as secret
+    replaced_on_loss: bool = False
 
     @classmethod
     def of(cls, assignment: Assignment, image_digest: str | None, control_plane_id: str) -> Self:
@@ -87,6 +88,7 @@ class ContainerRecord(_FileModel):
             group_id=group.group_id if group else None,
             host_ports=tuple(HostPort(port=port.container, protocol=port.protocol) for port in host_ports),
             secret_env=tuple(sorted(secret_env)),
+            replaced_on_loss=assignment.spec.on_node_loss == "replace",
         )
 
     @property

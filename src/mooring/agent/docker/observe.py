@@ -249,6 +249,7 @@ def container_of(inspected: Document, record: ContainerRecord, address: str) -> 
         parent_gpus=record.cards,
         share=record.held_share,
         project_id=record.project_id,
+        replaced_on_loss=record.replaced_on_loss,
         exit_code=state.get("ExitCode") if ended else None,
         oom_killed=bool(state.get("OOMKilled")),
         error=_error_of(inspected, record),

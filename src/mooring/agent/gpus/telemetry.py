@@ -115,6 +115,7 @@ def node_facts(machine: Machine, engine: RuntimeFacts, reading: GpuReading) -> N
         grants=True,
         asks_for_secrets=True,
         asks_for_streams=True,
+        fences_itself=True,
         swarm=engine.swarm,
         disk=engine.disk,
     )

@@ -240,6 +240,7 @@ class SimulatedRuntime:
             parent_gpus=devices.parent_gpus,
             share=devices.share,
             project_id=assignment.project_id,
+            replaced_on_loss=assignment.spec.on_node_loss == "replace",
             image_digest=f"sha256:{hashlib.sha256(assignment.spec.image.encode()).hexdigest()}",
             endpoints=tuple(self._endpoints(assignment.spec)),
         )

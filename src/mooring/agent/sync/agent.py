@@ -37,6 +37,7 @@ from mooring.agent.sync.exchange import Exchange, ReportRequest
 from mooring.agent.sync.executor import ActionExecutor, StateChange
 from mooring.agent.sync.identity import NodeIdentity, StateDirectory
 from mooring.agent.sync.reachability import Reachability
+from mooring.agent.sync.self_fence import SelfFence
 from mooring.agent.sync.specs import Specs
 from mooring.agent.sync.start_secrets import StartSecretsCache
 from mooring.agent.sync.stop_times import StopTimes
@@ -85,9 +86,11 @@ class Agent:
         self._state = AgentState(identity.control_plane_id, state.generation(), stops.load())
         self._reported = ReportedState()
         self._session = self._seq = 0
+        self._has_contact = True  # used by `run` only
         self._due: float | None = None  # when the plan changes without any event
         self._saved = True  # whether the newest generation is
 
+        self._fence = SelfFence(state)
         self._telemetry = Telemetry(gpus, container_of)
         self._telemetry_lock = threading.Lock()
         self._ended, self._wake = threading.Event(), threading.Event()
@@ -146,10 +149,17 @@ class Agent:
                 self._engine.list_containers()
             elif self._due is not None and time.monotonic() >= self._due:
                 self._apply(lambda _: None)  # only decides again
+            self._check_contact()
             self._wake.wait(self._idle_s())
             self._wake.clear()
         self._exchange.join(LAST_CALLS_S)
         return self._exit_code
+
+    def _check_contact(self) -> None:
+        has_contact = self._fence.due_in_s() > 0
+        if has_contact != self._has_contact:
+            self._has_contact = has_contact
+            self._apply(lambda state: state.set_contact(has_contact=has_contact))
 
     def stop(self) -> None:
         self._end(0)
@@ -166,8 +176,12 @@ class Agent:
         self._exchange.wake()
 
     def _idle_s(self) -> float:
-        listing_in_s = self._engine.due_in_s()
-        return listing_in_s if self._due is None else max(0, min(listing_in_s, self._due - time.monotonic()))
+        times = [self._engine.due_in_s()]
+        if self._due is not None:
+            times.append(self._due - time.monotonic())
+        if self._has_contact:
+            times.append(self._fence.due_in_s())
+        return max(0, min(times))
 
     def _renew_credential(self) -> None:
         # Saved before its first use, which revokes the old one: a restarted agent needs a valid credential.
@@ -270,6 +284,7 @@ class Agent:
         return True
 
     def _make_report(self, wait_s: float, brief: bool) -> ReportRequest:
+        made_at = self._fence.now()
         with self._lock:  # a higher seq never carries an older state
             self._seq += 1
             session, seq, reported = self._session, self._seq, self._reported
@@ -301,7 +316,7 @@ class Agent:
             incidents=self._telemetry.faults.incidents(),
             faults=self._telemetry.faults.faults(),
         )
-        return ReportRequest(request, highest)
+        return ReportRequest(request, highest, made_at)
 
     def _on_answer(self, report: ReportRequest, answer: SyncAnswer) -> AnswerOutcome:
         with self._lock:
@@ -314,6 +329,9 @@ class Agent:
                 outcome = self._state.apply_answer(complete, report.highest_generation)
                 if outcome is AnswerOutcome.APPLIED and not answer.brief:
                     self._begin_desired(report, complete)
+        if answer.control_plane_id == self._identity.control_plane_id:
+            # Also if the answer is rejected: the control plane has heard of this node.
+            self._fence.heard(report.made_at, answer.self_fence_s)
         if complete is None:
             self._exchange.report_soon()  # the report lists the specs that this node has
         if outcome is not AnswerOutcome.REJECTED:

@@ -82,6 +82,8 @@ class AgentState:
         self._gpu_containers: dict[Key, Container] = {}  # until their GPUs are idle
         self._released: set[Key] = set()  # ended, and their GPUs are idle or reported
         self._kill_reasons: dict[Key, Reason] = {}
+        self._fenced: set[Key] = set()  # stopped without contact; until their containers are gone
+        self._has_contact = True
         self._stop_sent_at = dict(stop_sent_at or {})
         self._live_before_outage: set[Key] = set()
         self._killed_by_engine: set[Key] = set()
@@ -127,6 +129,18 @@ class AgentState:
         _keep_only(self._pauses, {*self._assignments, *self._removals})
         self._began &= {*self._assignments, *(self.containers or {})}
 
+    def set_contact(self, *, has_contact: bool) -> None:
+        """Without contact for too long, replaceable instances are stopped, and none is started."""
+        self._has_contact = has_contact
+        if not has_contact:
+            self._fence()
+
+    def _fence(self) -> None:
+        for key, container in (self.containers or {}).items():
+            if container.replaced_on_loss and is_live(container) and key not in self._fenced:
+                log.error("%s/%s: stopping it, because there is no contact with the control plane", *key)
+                self._fenced.add(key)
+
     # --- the engine's listings
 
     def begin_listing(self) -> int:
@@ -150,6 +164,9 @@ class AgentState:
             for key, reason in self._kill_reasons.items()
             if key in seen and not _ended_by_itself(seen[key])
         }
+        self._fenced &= seen.keys()
+        if not self._has_contact:
+            self._fence()  # also what began while the engine did not answer
         for key, container in seen.items():
             self._note_gpu_container(key, container)
         self._began |= {key for key, container in seen.items() if container.status != NEVER_RAN}
@@ -202,7 +219,8 @@ class AgentState:
 
     def plan(self, now: float) -> ReconcilePlan | None:
         """What to do now; None while the desired or the observed state is unknown."""
-        if not self.generation or self.containers is None:
+        # An agent that was restarted without contact still stops what it must.
+        if (not self.generation and self._has_contact) or self.containers is None:
             return None
         plan = reconcile.decide(self._snapshot(self.containers), now)
         self._restarts, self._waiting = dict(plan.restarts), dict(plan.waiting)
@@ -358,6 +376,8 @@ class AgentState:
                 for key, one in containers.items()
                 if one.container_id in stop_sent
             },
+            fenced=self._fenced,
+            has_contact=self._has_contact,
             problem=self.problem,
         )
 

@@ -49,10 +49,11 @@ def new_backoff() -> Backoff:
 
 @dataclass(frozen=True, slots=True)
 class ReportRequest:
-    """A request, and the highest generation known when it was made."""
+    """A request, the highest generation known when it was made, and the time of that (`SelfFence.now`)."""
 
     request: SyncRequest
     highest_generation: int
+    made_at: float
 
 
 class Exchange:

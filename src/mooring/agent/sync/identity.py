@@ -9,6 +9,7 @@
 <directory>/image_usage     images that Mooring pulled, and how long each has been unused
 <directory>/containers.json the devices and settings of each container (container_records.py); no secrets
 <directory>/stops           when containers were sent their stop signal
+<directory>/contact         the last contact with the control plane (self_fence.py)
 """
 
 import fcntl

@@ -29,6 +29,7 @@ from mooring.core.errors import (
     StreamClosed,
     TooManyHandouts,
 )
+from mooring.core.node_loss import self_fence_s
 from mooring.db.signals import AnyTopic, Topic
 from mooring.schemas.agent import (
     CredentialAnswer,
@@ -198,10 +199,11 @@ def _has_news(context: Context, node_id: str, report: SyncRequest) -> bool:
 
 def _answer(context: Context, node_id: str, report: SyncRequest) -> SyncAnswer:
     interval, control_plane_id = context.settings.report_interval_s, context.identity.control_plane_id
+    fence_s = self_fence_s(context.settings.lost_after_s)
     with context.database.read() as session:
         node = nodes.get(session, node_id)
         reports.require_current_session(node, report.session)
-        return sync_answers.answer(session, node, report, control_plane_id, interval)
+        return sync_answers.answer(session, node, report, control_plane_id, interval, fence_s)
 
 
 @router.post(

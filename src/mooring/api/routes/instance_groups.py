@@ -8,9 +8,11 @@ from pydantic_core import to_json
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
 from starlette.responses import Response
 
-from mooring.api.auth.authorization import CurrentAccess
+from mooring.api.auth.authorization import CurrentAccess, count_request
+from mooring.api.auth.rules import IMMEDIATE_EXTRA, ActionClass
 from mooring.api.context import Context, Ctx
 from mooring.api.http import pagination, responses, transactions
 from mooring.api.http.body import StrictRoute
@@ -29,6 +31,7 @@ from mooring.control.tenants import projects
 from mooring.core.access import Access
 from mooring.core.errors import (
     HostNetworkNotAllowed,
+    InsufficientCapacity,
     InvalidTransition,
     NameTaken,
     NotFound,
@@ -58,11 +61,17 @@ class GroupQuery(pagination.PageQuery):
     "",
     status_code=201,
     response_model=InstanceGroup,
-    responses=errors(HostNetworkNotAllowed, NameTaken, NotFound, ProjectRequired, *ADMISSION, *SPEC),
+    responses=errors(
+        HostNetworkNotAllowed, InsufficientCapacity, NameTaken, NotFound, ProjectRequired, *ADMISSION, *SPEC
+    ),
     operation_id="create_instance_group",
 )
-def create_instance_group(body: InstanceGroupCreate, context: Ctx, call: CurrentCall) -> Response:
+async def create_instance_group(
+    request: Request, body: InstanceGroupCreate, context: Ctx, call: CurrentCall
+) -> Response:
     """Create an instance group. Its `count` instances are placed all together or not at all.
+
+    With `on_capacity: fail` in the template, they are placed at once or the request is rejected with 409.
 
     Each reaches the others as `<name>-<rank>`. Mooring sets the variables MASTER_ADDR, MASTER_PORT, RANK,
     NODE_RANK and WORLD_SIZE.
@@ -71,9 +80,14 @@ def create_instance_group(body: InstanceGroupCreate, context: Ctx, call: Current
     def act(session: Session) -> StoredAnswer:
         project = projects.for_new(session, call.access, body.project_id, context.identity.default_project_id)
         row = instance_groups.create(session, call.access, project, body)
+        if is_immediate:
+            explain.place_now(session, context.scheduler_cache, instance_groups.members(session, row))
         return _answer(context, session, row, status=201, location=True)
 
-    return transactions.idempotent(context, call, act)
+    is_immediate = body.template.on_capacity == "fail"
+    if is_immediate:
+        count_request(request, call.access.caller, ActionClass.WRITE, IMMEDIATE_EXTRA)
+    return await run_in_threadpool(transactions.idempotent, context, call, act)
 
 
 def _answer(

@@ -109,7 +109,7 @@ async def create_instance(
         project = projects.for_new(session, call.access, body.project_id, context.identity.default_project_id)
         row = instances.create(session, call.access, project, body)
         if body.on_capacity == "fail":
-            explain.place_now(session, context.scheduler_cache, row)
+            explain.place_now(session, context.scheduler_cache, [row])
         return _answer(context, session, row, status=201, location=True)
 
     if body.on_capacity == "fail":

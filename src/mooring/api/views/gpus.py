@@ -24,7 +24,11 @@ def devices(session: Session, instance_ids: Sequence[str]) -> dict[str, list[Jso
     query = (
         select(allocation.instance_id, allocation.milli, allocation.mig_uuid, *_GPU_COLUMNS)
         .join(gpu, gpu.uuid == allocation.gpu_uuid)
-        .where(allocation.instance_id.in_(instance_ids), allocation.to_at.is_(None))
+        .where(
+            allocation.instance_id.in_(instance_ids),
+            allocation.to_at.is_(None),
+            allocation.lost_node_id.is_(None),
+        )
         .order_by(allocation.instance_id, gpu.index, allocation.mig_uuid)
     )
     found: dict[str, list[Json]] = defaultdict(list)

@@ -1,6 +1,6 @@
 """GPU allocations: made at a placement, released when the container is confirmed gone."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from sqlalchemy import insert, select, update
@@ -37,7 +37,11 @@ def of_instances(session: Session, instance_ids: Iterable[str]) -> dict[str, lis
     """The present allocations of instances, by instance id."""
     found: dict[str, list[GpuAllocation]] = {}
     columns = (Allocation.instance_id, Allocation.gpu_uuid, Allocation.milli, Allocation.mig_uuid)
-    query = select(*columns).where(Allocation.instance_id.in_(set(instance_ids)), Allocation.to_at.is_(None))
+    query = select(*columns).where(
+        Allocation.instance_id.in_(set(instance_ids)),
+        Allocation.to_at.is_(None),
+        Allocation.lost_node_id.is_(None),
+    )
     for instance_id, uuid, milli, mig_uuid in session.execute(query.order_by(Allocation.id)):
         found.setdefault(instance_id, []).append(GpuAllocation(uuid, milli, mig_uuid))
     return found
@@ -51,7 +55,37 @@ def renew(session: Session, row: Instance) -> None:
 
 
 def release(session: Session, row: Instance) -> None:
+    """Release the GPUs of the present attempt."""
     if row.gpu_count:
         held = (Allocation.instance_id == row.id) & Allocation.to_at.is_(None)
+        held &= Allocation.lost_node_id.is_(None)
         session.execute(update(Allocation).where(held).values(to_at=now()))
     notify(session, Topic.SCHEDULE)
+
+
+def leave_on_lost_node(session: Session, row: Instance, node_id: str) -> None:
+    """Keep the GPUs of the present attempt allocated on its lost node. The project's usage ends now."""
+    gpus = of_instances(session, [row.id]).get(row.id, [])
+    release(session, row)
+    if rows := entries(row.id, row.project_id, row.attempt, gpus):
+        session.execute(insert(Allocation), [{**each, "lost_node_id": node_id} for each in rows])
+
+
+def release_on_lost_node(session: Session, node_id: str, present: Collection[tuple[str, int]] = ()) -> bool:
+    """Release what was left on a lost node, except of attempts whose containers are still present there.
+
+    Returns:
+        Whether any is still allocated.
+    """
+    left = Allocation.lost_node_id == node_id, Allocation.to_at.is_(None)
+    held = session.execute(select(Allocation.id, Allocation.instance_id, Allocation.attempt).where(*left))
+    gone, kept = [], False
+    for allocation_id, instance_id, attempt in held:
+        if (instance_id, attempt) in present:
+            kept = True
+        else:
+            gone.append(allocation_id)
+    if gone:
+        session.execute(update(Allocation).where(Allocation.id.in_(gone)).values(to_at=now()))
+        notify(session, Topic.SCHEDULE)
+    return kept

@@ -46,7 +46,7 @@ def create(session: Session, access: Access, into: Project, body: InstanceGroupC
         Forbidden, Invalid: as `admission.require`; HostNetworkNotAllowed.
         QuotaExceeded: all members together would exceed a quota of the project.
     """
-    project = quotas.lock(session, into.id)
+    project = quotas.lock(session, into.id, always=body.template.on_capacity == "fail")
     _require_network(project, body.network.mode)
     template = body.template.model_copy(update={"labels": {**body.labels, **body.template.labels}})
     admission.require(session, project.id, template)
@@ -72,6 +72,12 @@ def create(session: Session, access: Access, into: Project, body: InstanceGroupC
     _changed(session, row)
     audit_log.record(session, access, row.id, project.id, after=_described(row))
     return row
+
+
+def members(session: Session, row: InstanceGroup) -> Sequence[Instance]:
+    """The members of a new group, by rank."""
+    query = select(Instance).where(Instance.group_id == row.id).order_by(Instance.group_rank)
+    return session.scalars(query).all()
 
 
 def _count_stored(session: Session, row: InstanceGroup, members: Sequence[Instance]) -> None:

@@ -107,7 +107,9 @@ def _grants(session: Session, rows: Sequence[Instance]) -> dict[str, list[GpuGra
         Allocation.instance_id, Allocation.gpu_uuid, Allocation.milli, Allocation.mig_uuid, Gpu.memory_mib,
     )  # fmt: skip
     query = select(*columns).join(Gpu, Gpu.uuid == Allocation.gpu_uuid).order_by(Allocation.id)
-    query = query.where(Allocation.instance_id.in_(row_ids), Allocation.to_at.is_(None))
+    query = query.where(
+        Allocation.instance_id.in_(row_ids), Allocation.to_at.is_(None), Allocation.lost_node_id.is_(None)
+    )
     allocated = session.execute(query).all()
     of_mig = _mig_memory(session, {row.gpu_uuid for row in allocated if row.mig_uuid})
     grants: dict[str, list[GpuGrant]] = defaultdict(list)

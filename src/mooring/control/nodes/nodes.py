@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from mooring.control import concurrency, events, locks, revisions
 from mooring.control.audit import audit_log
 from mooring.control.events import EventKind
-from mooring.control.instances import instances, preemption
+from mooring.control.instances import allocations, instances, preemption
 from mooring.control.nodes import approval, gpus
 from mooring.core import credentials, ids
 from mooring.core.access import Access, Caller, Permission
@@ -358,6 +358,7 @@ def delete(session: Session, access: Access, node_id: str, *, force: bool) -> No
         deleted = row.desired_state is DesiredState.DELETED
         instances.move(session, row, State.DELETED if deleted else State.FAILED, NODE_LOST)
         preemption.requeue(session, row, None)
+    allocations.release_on_lost_node(session, node.id)
     node.deleted_at = now()
     audit_log.record(session, access, node.id, None, before={"name": node.name}, after={"forced": force})
     append_state_event(session, node)

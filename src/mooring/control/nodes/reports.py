@@ -10,7 +10,7 @@ from mooring.control import events, locks, revisions
 from mooring.control.audit import audit_log
 from mooring.control.events import EventKind
 from mooring.control.instances import durations, instances, preemption
-from mooring.control.nodes import approval, gpus, nodes
+from mooring.control.nodes import approval, gpus, node_loss, nodes
 from mooring.core.access import Access, Caller, Permission
 from mooring.core.errors import StaleSession, Unauthorized
 from mooring.core.instance import run_times
@@ -88,6 +88,7 @@ def _apply_new(session: Session, node: Node, report: SyncRequest) -> Sequence[st
     if report.instances is not None:
         placed = _placed(session, node)
         _store_orphans(session, node, {row.id: row.attempt for row in placed}, report)
+        node_loss.confirm_gone(session, node, report)
         return _apply_changes(session, node, placed, report)
     if report.problem is not None:
         _set_problem_reasons(session, locks.instances_on(session, node.id), report.problem)
@@ -249,6 +250,7 @@ def _observe(session: Session, node: Node, row: Instance, seen: ObservedInstance
         _set_times(row, seen, to)
         instances.move(session, row, to, _reason(row, seen, to))
         preemption.requeue(session, row, node)
+        node_loss.requeue(session, row, node, seen.reason if seen else None)
     elif seen and (changed or _is_other_reason(row, seen)):
         instances.touch(session, row, seen.reason)
 

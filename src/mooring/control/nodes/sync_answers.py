@@ -19,6 +19,7 @@ def answer(
     report: SyncRequest,
     control_plane_id: str,
     interval_s: float,
+    self_fence_s: float,
 ) -> SyncAnswer:
     """What the node should run now, and which reported containers it should remove.
 
@@ -29,6 +30,7 @@ def answer(
         node_id=node.id,
         generation=node.generation,
         report_interval_s=interval_s,
+        self_fence_s=self_fence_s,
         renew_credential=node.renewal_due,
         brief=True,
     )

@@ -1,5 +1,6 @@
 """Dry runs, explanations, and immediate placement of a single request."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sqlalchemy.orm import Session
@@ -50,26 +51,28 @@ def explain_group(session: Session, cache: SchedulerCache, group_id: str) -> Out
         return NOTHING_TO_EXPLAIN if first is None else evaluation.outcome(first)
 
 
-def place_now(session: Session, cache: SchedulerCache, row: Instance) -> None:
-    """Place an instance in the transaction that creates it, if that delays nothing ahead of it in the queue.
+def place_now(session: Session, cache: SchedulerCache, rows: Sequence[Instance]) -> None:
+    """Place an instance, or all members of a group, in the transaction that creates them.
 
     Raises:
-        InsufficientCapacity: no node can host it now with all that is ahead of it; the fields list what fits.
+        InsufficientCapacity: they do not fit now with all that is ahead of them in the queue; the fields list
+            what fits.
         QuotaExceeded: a quota keeps it pending.
     """
     session.flush()
     # Lock before reading, so that no other transaction allocates what is seen here as free.
     locks.placing(session)
     snapshot = cache.snapshot(session)
-    request = next(each for each in snapshot.requests if each.instance_id == row.id)
+    ids = {row.id for row in rows}
+    request = next(each for each in snapshot.requests if each.instance_id in ids)
     # Other transactions wait for the locks of this one, so it does not wait for running explanations.
     with cache.immediate_placement() as cycle_cache:
         plan = plan_for(snapshot, request.instance_id, cycle_cache)
         unplaced = next(iter(plan.unplaced), None)
         if unplaced is not None and unplaced.over is not None:
             raise quotas.exceeded(unplaced.over)
-        placed = [each for each in plan.placements if each.instance_id == row.id]
-        if not placed or not placements.assign(session, placed):
+        placed = [each for each in plan.placements if each.instance_id in ids]
+        if len(placed) < len(ids) or len(placements.assign(session, placed)) < len(ids):
             raise _insufficient(snapshot, request, cycle_cache)
 
 
@@ -78,8 +81,13 @@ def _insufficient(snapshot: Snapshot, request: Request, cycle_cache: CycleCache)
     fits = would_fit(snapshot.nodes, as_alternative(request), snapshot.at, cycle_cache)
     most = fits.max_count_now
     hint = f"up to {most} such GPUs would start now" if most else "omit on_capacity to wait in the queue"
+    if request.gang is not None:
+        hint = "omit on_capacity to wait in the queue"
+        problem = f"the {request.gang.size} members do not fit all at once now"
+    else:
+        problem = "no node can host this now"
     return InsufficientCapacity(
-        f"no node can host this now; {hint}",
+        f"{problem}; {hint}",
         would_fit=_fitting(fits),
         refusals=[refusal_fields(each) for each in refusals_of(snapshot.nodes, request, snapshot.at)],
     )

@@ -169,14 +169,19 @@ class _Allocations:
 
 
 def _allocations(session: Session, node_ids: Collection[str] | None) -> _Allocations:
-    columns = (Allocation.instance_id, Allocation.gpu_uuid, Allocation.milli, Allocation.mig_uuid)
+    columns = (
+        Allocation.instance_id, Allocation.gpu_uuid, Allocation.milli, Allocation.mig_uuid,
+        Allocation.lost_node_id,
+    )  # fmt: skip
     query = select(*columns).where(Allocation.to_at.is_(None)).order_by(Allocation.id)
     if node_ids is not None:
         query = query.join(Gpu, Gpu.uuid == Allocation.gpu_uuid).where(Gpu.node_id.in_(node_ids))
     by_instance: dict[str, list[GpuAllocation]] = defaultdict(list)
-    for instance_id, uuid, milli, mig_uuid in session.execute(query):
-        by_instance[instance_id].append(GpuAllocation(uuid, milli, mig_uuid))
-    mig_uuids = (each.mig_uuid for allocations in by_instance.values() for each in allocations)
+    mig_uuids = set()
+    for instance_id, uuid, milli, mig_uuid, lost_node_id in session.execute(query):
+        mig_uuids.add(mig_uuid)
+        if lost_node_id is None:
+            by_instance[instance_id].append(GpuAllocation(uuid, milli, mig_uuid))
     return _Allocations(by_instance, frozenset(filter(None, mig_uuids)))
 
 

@@ -235,7 +235,11 @@ def _allocated_by_model(session: Session, project_ids: list[str]) -> Sequence[tu
     query = (
         select(Allocation.project_id, Gpu.model, func.sum(Allocation.milli))
         .join(Gpu, Gpu.uuid == Allocation.gpu_uuid)
-        .where(Allocation.project_id.in_(project_ids), Allocation.to_at.is_(None))
+        .where(
+            Allocation.project_id.in_(project_ids),
+            Allocation.to_at.is_(None),
+            Allocation.lost_node_id.is_(None),
+        )
         .group_by(Allocation.project_id, Gpu.model)
     )
     return session.execute(query).all()
@@ -260,7 +264,7 @@ def _gpu_hours(session: Session, project_ids: list[str], at: datetime) -> dict[s
     )
     summed = (
         select(Allocation.project_id, of_day, of_month)
-        .where(Allocation.project_id.in_(project_ids))
+        .where(Allocation.project_id.in_(project_ids), Allocation.lost_node_id.is_(None))
         .group_by(Allocation.project_id)
     )
     used = dict.fromkeys(project_ids, (0.0, 0.0))

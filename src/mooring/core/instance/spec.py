@@ -159,7 +159,13 @@ class InstanceSpec(_SpecModel):
     max_duration_s: Annotated[int | None, Field(ge=1, le=10 * 366 * 86_400)] = None
     restart: Literal["never", "on_failure", "always"] = "never"
     on_capacity: Literal["queue", "fail"] = "queue"
-    on_node_loss: Literal["keep", "replace"] = "keep"
+    on_node_loss: Annotated[
+        Literal["keep", "replace"],
+        Field(
+            description="when its node has been silent for 300 s: wait for the node, or start another "
+            "attempt on another node. The lost node stops the old attempt by itself before that"
+        ),
+    ] = "keep"
     priority: Annotated[
         int, Field(ge=0, le=100, description="higher is placed first; at most the project's `max_priority`")
     ] = DEFAULT_PRIORITY
@@ -254,8 +260,6 @@ class InstanceTemplate(InstanceSpec):
                 "download it",
                 {"most": MAX_TEXT_BYTES},
             )
-        if self.on_node_loss == "replace":
-            raise not_supported_yet("on_node_loss=replace", "use keep, and start the instance again yourself")
         return self
 
     def _text_bytes(self) -> int:

@@ -6,6 +6,7 @@ from sqlalchemy import (
     BigInteger,
     Index,
     LargeBinary,
+    false,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -27,6 +28,8 @@ class ControlPlane(Base):
     # The highest `seq` of the events that were deleted.
     events_purged_to: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
+    # Whether lost nodes' instances are not replaced now, because too many nodes went silent at once.
+    replacement_paused: Mapped[bool] = mapped_column(default=False, server_default=false())
     # Counted up to find out whether the database accepts writes.
     write_checks: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
 

@@ -71,6 +71,8 @@ class Node(Base):
     # are not compared.
     heartbeats: Mapped[int] = mapped_column(BigInteger, default=0)
     last_heartbeat_at: Mapped[datetime | None]
+    # Whether allocations with its id as `lost_node_id` may exist.
+    has_lost_attempts: Mapped[bool] = mapped_column(default=False, server_default=false())
     created_at: Mapped[datetime]
     deleted_at: Mapped[datetime | None]
 

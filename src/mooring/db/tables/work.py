@@ -98,6 +98,16 @@ class Instance(Base):
     def _preemptible(cls) -> ColumnElement[bool]:
         return func.coalesce(cls.spec["preemptible"].as_boolean(), false())
 
+    @hybrid_property
+    def replaced_on_loss(self) -> bool:
+        """Whether it continues on another node when its node is lost."""
+        return self.spec.get("on_node_loss") == "replace"
+
+    @replaced_on_loss.inplace.expression
+    @classmethod
+    def _replaced_on_loss(cls) -> ColumnElement[bool]:
+        return func.coalesce(cls.spec["on_node_loss"].as_string() == "replace", false())
+
 
 class Allocation(Base):
     """What one attempt has of one GPU, from placement to release. The table is also the ledger of usage.
@@ -112,6 +122,9 @@ class Allocation(Base):
             "uq_allocations_live_mig", "mig_uuid", where="to_at IS NULL AND mig_uuid IS NOT NULL", unique=True
         ),
         partial_index("ix_allocations_live_gpu", "gpu_uuid", where="to_at IS NULL"),
+        partial_index(
+            "ix_allocations_lost_node_id", "lost_node_id", where="to_at IS NULL AND lost_node_id IS NOT NULL"
+        ),
         Index("ix_allocations_instance_id", "instance_id"),
         # For the GPU-hours of a day or a month.
         Index("ix_allocations_project_id_to_at", "project_id", "to_at"),
@@ -129,6 +142,9 @@ class Allocation(Base):
     mig_uuid: Mapped[str | None]
     from_at: Mapped[datetime]
     to_at: Mapped[datetime | None]
+    # Set if the node was lost and the instance continues elsewhere: the GPU stays allocated until the node
+    # has reported that the attempt's container is gone. Not usage of the project.
+    lost_node_id: Mapped[str | None]
 
 
 class InstanceGroup(Base):
