@@ -25,6 +25,7 @@ from mooring.schemas.agent import (
 )
 from mooring.schemas.agent_streams import StreamFrame, StreamRequest, StreamRequests, StreamRequestsQuery
 
+# With the id of a node after it, answers are for that node.
 CREDENTIAL = "node-credential-canary"
 TOKEN = "join-token"
 
@@ -52,6 +53,7 @@ class TinyControlPlane:
     changed: threading.Condition = field(default_factory=threading.Condition)
     url: str = ""
     shutting_down: bool = False
+    node_id: str = "nod_1"  # in answers to reports and for new sessions
     streams_node_id: str = "nod_1"
     stream_calls: int = 0
     earlier_release: bool = False  # requests streams in answers to reports only
@@ -106,7 +108,7 @@ class TinyControlPlane:
                 self.changed.wait(left_s)
             answer = SyncAnswer(
                 control_plane_id=self.control_plane_id,
-                node_id="nod_1",
+                node_id=self.node_id,
                 generation=self.generation,
                 report_interval_s=self.report_interval_s,
                 self_fence_s=self.self_fence_s,
@@ -160,12 +162,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(status, f'{{"code": "{code}"}}'.encode())
         elif self.path == "/agent/v1/join":
             self._join(plane, JoinRequest.model_validate_json(body))
-        elif self.headers["Authorization"] != f"Bearer {CREDENTIAL}":
+        elif not (self.headers["Authorization"] or "").startswith(f"Bearer {CREDENTIAL}"):
             self._answer(401, b'{"code": "unauthorized"}')
         elif self.path == "/agent/v1/session":
             plane.sessions += 1
             opened = SessionAnswer(
-                session=plane.sessions, control_plane_id=plane.control_plane_id, node_id="nod_1"
+                session=plane.sessions, control_plane_id=plane.control_plane_id, node_id=plane.node_id
             )
             self._model(opened)
         elif self.path.endswith("/start-secrets"):
@@ -212,6 +214,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(204, b"")
 
     def _model(self, answer: BaseModel) -> None:
+        if node_id := (self.headers["Authorization"] or "").removeprefix(f"Bearer {CREDENTIAL}"):
+            answer = answer.model_copy(update={"node_id": node_id})
         self._answer(200, answer.model_dump_json().encode())
 
     def _answer(self, status: int, body: bytes) -> None:

@@ -19,6 +19,7 @@ from mooring.cli.common import (
     read_settings,
     sign_with_audit_keys,
 )
+from mooring.cli.thread_failures import end_process_on_thread_failure
 
 if TYPE_CHECKING:
     from mooring.agent.settings import AgentSettings
@@ -57,6 +58,7 @@ def version() -> None:
 @app.command()
 def up() -> None:
     """Run the control plane with this machine as its node; both end together."""
+    end_process_on_thread_failure()
     from mooring.agent.settings import AgentSettings  # noqa: PLC0415
     from mooring.cli.up import run  # noqa: PLC0415
     from mooring.settings import Settings  # noqa: PLC0415
@@ -70,6 +72,7 @@ def up() -> None:
 @app.command()
 def server() -> None:
     """Run the control plane alone; nodes join with `mooring agent`."""
+    end_process_on_thread_failure()
     from mooring.cli.up import serve_alone  # noqa: PLC0415
     from mooring.settings import Settings  # noqa: PLC0415
 
@@ -83,6 +86,7 @@ def agent(
     local: Annotated[bool, typer.Option(hidden=True, help="started by `mooring up`; ends with it")] = False,
 ) -> None:
     """Run this machine as a node: MOORING_SERVER_URL=… MOORING_JOIN_TOKEN=… mooring agent."""
+    end_process_on_thread_failure()
     from mooring.agent.main import run  # noqa: PLC0415
     from mooring.agent.settings import AgentSettings  # noqa: PLC0415
 

@@ -50,6 +50,7 @@ class CredentialAnswer(Peer):
     """A new credential. It is valid at once. The previous one is valid until the new one is used."""
 
     credential: Text
+    node_id: Annotated[Text | None, Field(description="null: from an earlier release")] = None
 
 
 class Endpoint(Peer):
@@ -239,6 +240,7 @@ class StartSecrets(Peer):
         Field(repr=False, description="values of the variables in spec.env that name a secret"),
     ] = {}
     registry: RegistryAuth | None = None
+    node_id: Annotated[Text | None, Field(description="null: from an earlier release")] = None
 
 
 class Assignment(KnownAssignment):

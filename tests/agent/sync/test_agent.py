@@ -294,6 +294,32 @@ def test_another_control_planes_answers_are_rejected(node: Node) -> None:
     assert node.server.phase(instance) == "running"
 
 
+def test_an_answer_for_another_node_changes_nothing(node: Node) -> None:
+    """As from a faulty proxy. The other node's higher generation must not be saved."""
+    node.begin()
+    instance = assignment()
+    node.server.wants(instance)
+    node.await_running(instance)
+    generation = node.server.generation
+    node.server.node_id = "nod_2"
+    node.server.wants(removals=(removal_of(instance),), generation=80)
+    node.await_reports()
+    assert StateDirectory(node.directory).generation() == generation
+    assert node.server.phase(instance) == "running"
+    node.server.node_id = "nod_1"
+    node.server.wants(removals=(removal_of(instance),), generation=generation + 1)
+    node.await_report(lambda report: report.generation == generation + 1 and report.instances == [])
+
+
+def test_a_session_for_another_node_is_not_used(node: Node) -> None:
+    node.server.node_id = "nod_2"
+    node.begin()
+    wait_until(lambda: node.server.sessions >= 2)
+    assert node.server.reports == []
+    node.server.node_id = "nod_1"
+    node.await_reports()
+
+
 def test_session_calls_to_another_control_plane_are_paced(node: Node) -> None:
     node.server.control_plane_id = "cpl_other"
     node.begin()

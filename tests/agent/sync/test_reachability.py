@@ -6,10 +6,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from mooring.agent.sync.client import Unreachable
 from mooring.agent.sync.reachability import Reachability
-from tests.agent.control_planes import control_plane
+from tests.agent.control_planes import CREDENTIAL, control_plane
 from tests.agent.sync.test_agent import Node
 from tests.testbed.waiting import wait_until
 
@@ -46,7 +47,8 @@ def test_a_fleet_logs_one_line_at_an_outage_of_the_server_and_one_when_it_is_ove
     with control_plane() as server, ExitStack() as stack:
         for number in range(3):
             node = Node(server, tmp_path / str(number))
-            node.identity = node.identity.model_copy(update={"node_id": f"nod_{number}"})
+            own = {"node_id": f"nod_{number}", "credential": SecretStr(f"{CREDENTIAL}nod_{number}")}
+            node.identity = node.identity.model_copy(update=own)
             node.reachability = shared
             stack.callback(node.end)
             node.begin()

@@ -67,10 +67,11 @@ class ControlPlaneClient:
         self._require_secure(self._url)
         self._client = _client(self._url)
         self._credential: SecretStr | None = None
+        self._node_id: str | None = None
 
     def identify(self, identity: NodeIdentity) -> None:
-        """Use this node's credential for all further calls."""
-        self._credential = identity.credential
+        """Use this node's credential for all further calls, and accept only answers for this node."""
+        self._credential, self._node_id = identity.credential, identity.node_id
 
     def join(self, token: str, node_name: str, hostname: str) -> JoinAnswer:
         request = JoinRequest(token=token, node_name=node_name, hostname=hostname)
@@ -130,11 +131,19 @@ class ControlPlaneClient:
             raise
         try:
             # Unknown fields of a newer release are ignored, also inside a spec.
-            return shape.model_validate_json(response.content, extra="ignore", strict=False)
+            answer = shape.model_validate_json(response.content, extra="ignore", strict=False)
         except ValidationError as error:
             raise Unreachable(
                 f"{path}: the answer is not a valid {shape.__name__}: {_first_error(error)}"
             ) from error
+        self._require_own(path, answer)
+        return answer
+
+    def _require_own(self, path: str, answer: BaseModel) -> None:
+        """Raises Unreachable: a faulty proxy has returned the answer to another node."""
+        node_id = getattr(answer, "node_id", None)
+        if self._node_id is not None and node_id is not None and node_id != self._node_id:
+            raise Unreachable(f"{path}: the answer is for the node {node_id}, and this is {self._node_id}")
 
     def _headers(self) -> dict[str, str]:
         if self._credential is None:

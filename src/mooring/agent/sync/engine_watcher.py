@@ -111,7 +111,9 @@ class EngineWatcher:
     def _read_facts(self) -> None:
         try:
             facts = self._runtime.facts()
-        except RuntimeUnavailable:
+        except Exception as error:
+            if not isinstance(error, RuntimeUnavailable):
+                log.exception("cannot read the facts of the container engine")
             facts = replace(self.facts or unknown_engine(), problem=ENGINE_UNAVAILABLE)
         self._facts_at = time.monotonic()
         before, self.facts = self.facts, facts

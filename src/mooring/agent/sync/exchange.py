@@ -191,7 +191,7 @@ class Exchange:
     def _renew(self) -> None:
         try:
             self._renew_credential()
-        except ControlPlaneError as error:
+        except (ControlPlaneError, OSError) as error:  # OSError: the disk is full
             if not self._renewal_failed:
                 log.warning("cannot renew the credential (%s); retrying with the next report", error)
             self._renewal_failed = True

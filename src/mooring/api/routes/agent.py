@@ -121,7 +121,7 @@ def renew_credential(node: CurrentNode, request: Request, context: Ctx) -> Crede
         credential = nodes.renew_credential(
             session, node.id, node.credential_hash, address, request.state.request_id
         )
-    return CredentialAnswer(credential=credential)
+    return CredentialAnswer(credential=credential, node_id=node.id)
 
 
 @router.post(

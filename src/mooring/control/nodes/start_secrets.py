@@ -56,7 +56,9 @@ def hand_out(
         raise NotFound(f"this node has no attempt {request.attempt} of {instance_id} to start")
     spec = instances.spec_of(row)
     given = StartSecrets(
-        secrets=_secrets(session, encryptor, row, spec), registry=_registry(session, encryptor, row, spec)
+        secrets=_secrets(session, encryptor, row, spec),
+        registry=_registry(session, encryptor, row, spec),
+        node_id=node.id,
     )
     if given.secrets or given.registry:
         _count(row)
