@@ -168,7 +168,9 @@ def simulated_node(
     """Within the block, a node that joins, reports and carries out its assignments."""
     control_plane = ControlPlaneClient(str(admin.base_url))
     state = StateDirectory(directory)
-    identity = NodeIdentity.from_answer(control_plane.join(join_token(admin), name, name))
+    credential = state.credential_to_join()
+    joined = control_plane.join(join_token(admin), name, name, credential)
+    identity = NodeIdentity.from_answer(joined, credential)
     state.save_joined(identity)
     control_plane.identify(identity)
     runtime = SimulatedRuntime(cpus=24 * max(1, gpus), memory_mib=262_144 * max(1, gpus), start_s=start_s)

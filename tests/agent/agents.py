@@ -12,7 +12,7 @@ from mooring.agent.runtime import Runtime
 from mooring.agent.sync.agent import Agent
 from mooring.agent.sync.client import ControlPlaneClient
 from mooring.agent.sync.identity import NodeIdentity, StateDirectory
-from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
+from tests.agent.control_planes import OWN, TOKEN, TinyControlPlane, control_plane
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def agent_with(
 ) -> Iterator[TinyControlPlane]:
     with control_plane() as server, ExitStack() as stack:
         client = stack.enter_context(closing(ControlPlaneClient(server.url)))
-        identity = NodeIdentity.from_answer(client.join(TOKEN, "gpu-1", "host-1"))
+        identity = NodeIdentity.from_answer(client.join(TOKEN, "gpu-1", "host-1", OWN), OWN)
         client.identify(identity)
         state = StateDirectory(directory)
         state.save_joined(identity)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from mooring.schemas.agent import (
     Assignment,
@@ -28,6 +28,8 @@ from mooring.schemas.agent_streams import StreamFrame, StreamRequest, StreamRequ
 # With the id of a node after it, answers are for that node.
 CREDENTIAL = "node-credential-canary"
 TOKEN = "join-token"
+# What a node offers at its join. This control plane answers with its own, as an earlier release does.
+OWN = SecretStr("own-credential")
 
 
 @dataclass

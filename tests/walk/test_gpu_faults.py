@@ -63,9 +63,11 @@ class Node:
 def _agent(client: Client, nvml: NvmlStandin, folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
         calls = stack.enter_context(closing(ControlPlaneClient(str(client.base_url))))
-        identity = NodeIdentity.from_answer(calls.join(join_token(client), "gpu-1", "gpu-1"))
-        calls.identify(identity)
         state = StateDirectory(folder)
+        credential = state.credential_to_join()
+        joined = calls.join(join_token(client), "gpu-1", "gpu-1", credential)
+        identity = NodeIdentity.from_answer(joined, credential)
+        calls.identify(identity)
         state.save_joined(identity)
         runtime = stack.enter_context(closing(SimulatedRuntime(cpus=192, memory_mib=1_048_576)))
         reader = stack.enter_context(closing(NvmlGpuReader(environment=nvml.environment)))

@@ -173,11 +173,11 @@ class _Fleet:
             log.critical("node %s has not joined yet: set MOORING_JOIN_TOKEN to a new join token", plan.name)
             self.exit_code = EXIT_NOT_SET_UP
             return None
-        backoff = new_backoff()
+        credential, backoff = state.credential_to_join(), new_backoff()
         while not self.stopping.is_set():
             sent_at = time.monotonic()
             try:
-                answer = control_plane.join(token, plan.name, socket.gethostname())
+                answer = control_plane.join(token, plan.name, socket.gethostname(), credential)
             except Unreachable as error:
                 self._reachability.failed(plan.name, error)
                 self.stopping.wait(backoff.pause_s())
@@ -187,7 +187,7 @@ class _Fleet:
                 return None
             else:
                 self._reachability.succeeded(plan.name, sent_at)
-                identity = NodeIdentity.from_answer(answer)
+                identity = NodeIdentity.from_answer(answer, credential)
                 state.save_joined(identity)
                 log.info("joined %s as node %s", self._settings.server_url, identity.node_name)
                 return identity

@@ -19,19 +19,30 @@ Small = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 
 
 class JoinRequest(Peer):
-    """The body of `POST /agent/v1/join`. Its token works once and is the only credential."""
+    """The body of `POST /agent/v1/join`. Its token works once and is the only credential.
+
+    A repeated request with the same `credential_hash` gets the same node, so a lost answer costs nothing.
+    """
 
     token: Text
     node_name: Annotated[Name | None, Field(description="ignored if the token fixes a name")] = None
     hostname: Text
+    credential_hash: Annotated[
+        Text | None,
+        Field(
+            pattern="^[0-9a-f]{64}$",
+            description="SHA-256 of the credential that the node has made for itself; null: from an earlier "
+            "release, which gets one in the answer",
+        ),
+    ] = None
 
 
 class JoinAnswer(Peer):
-    """The node's credential, shown only once. It gives access only to `/agent/v1` and this node's data."""
+    """The new node. Its credential gives access only to `/agent/v1` and this node's data."""
 
     node_id: Text
     node_name: Text
-    credential: Text
+    credential: Annotated[Text, Field(description="empty if the request has a `credential_hash`")]
     control_plane_id: Text
 
 

@@ -27,7 +27,7 @@ from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, Removal, SyncRequest
 from mooring.schemas.agent_streams import LogsRequest, StreamRequest
 from tests.agent.builders import assignment
-from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
+from tests.agent.control_planes import OWN, TOKEN, TinyControlPlane, control_plane
 from tests.agent.gpus.test_telemetry import FixedReader
 from tests.testbed.waiting import wait_until
 
@@ -83,7 +83,7 @@ class Node:
         self.gpus: GpuReader = simulated
         self._container_of = simulated.container_of
         joining = ControlPlaneClient(server.url)
-        self.identity = NodeIdentity.from_answer(joining.join(TOKEN, "gpu-1", "host-1"))
+        self.identity = NodeIdentity.from_answer(joining.join(TOKEN, "gpu-1", "host-1", OWN), OWN)
         joining.close()
         StateDirectory(directory).save_joined(self.identity)
         self.exit_codes: list[int] = []

@@ -20,7 +20,7 @@ from mooring.core.node import NodeFacts
 from mooring.schemas.agent import SyncAnswer, SyncRequest
 from mooring.schemas.agent_streams import StreamFrame
 from tests.agent.builders import assignment
-from tests.agent.control_planes import CREDENTIAL, TOKEN, TinyControlPlane, control_plane
+from tests.agent.control_planes import CREDENTIAL, OWN, TOKEN, TinyControlPlane, control_plane
 
 FACTS = NodeFacts(hostname="h", address="10.0.0.7", cpus=1, memory_mib=1024, agent_version="0")
 REPORT = SyncRequest(session=1, seq=1, generation=0, facts=FACTS, gpus=None, instances=None)
@@ -35,7 +35,7 @@ def server() -> Iterator[TinyControlPlane]:
 @pytest.fixture
 def client(server: TinyControlPlane) -> Iterator[ControlPlaneClient]:
     made = ControlPlaneClient(server.url)
-    made.identify(NodeIdentity.from_answer(made.join(TOKEN, "gpu-1", "host-1")))
+    made.identify(NodeIdentity.from_answer(made.join(TOKEN, "gpu-1", "host-1", OWN), OWN))
     yield made
     made.close()
 
@@ -51,7 +51,7 @@ def test_a_node_joins_opens_a_session_and_syncs(server: TinyControlPlane, client
 def test_a_wrong_token_is_rejected(server: TinyControlPlane) -> None:
     made = ControlPlaneClient(server.url)
     with pytest.raises(CredentialRejected):
-        made.join("guessed", "gpu-1", "host-1")
+        made.join("guessed", "gpu-1", "host-1", OWN)
     made.close()
 
 

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from mooring.agent.sync.identity import NodeIdentity, StateDirectory, StateError
 from mooring.schemas.agent import JoinAnswer
 
 IDENTITY = NodeIdentity.from_answer(
-    JoinAnswer(node_id="nod_1", node_name="gpu-1", credential="secret-canary", control_plane_id="cpl_1")
+    JoinAnswer(node_id="nod_1", node_name="gpu-1", credential="secret-canary", control_plane_id="cpl_1"),
+    SecretStr("own"),
 )
 
 
@@ -18,6 +20,23 @@ def test_a_new_directory_has_no_identity_and_generation_0(tmp_path: Path) -> Non
     state = StateDirectory(tmp_path / "agent")
     assert state.identity() is None
     assert state.generation() == 0
+
+
+def test_a_join_is_repeated_with_the_same_credential(tmp_path: Path) -> None:
+    first = StateDirectory(tmp_path).credential_to_join()
+    assert StateDirectory(tmp_path).credential_to_join() == first
+    assert (tmp_path / "joining").stat().st_mode & 0o777 == 0o600
+    StateDirectory(tmp_path).save_joined(IDENTITY)
+    # The next join, such as to another control plane, has another credential.
+    assert StateDirectory(tmp_path).credential_to_join() != first
+
+
+def test_an_earlier_control_plane_answers_with_its_own_credential(tmp_path: Path) -> None:
+    answer = JoinAnswer(node_id="n", node_name="n", credential="", control_plane_id="c")
+    own = SecretStr("own")
+    assert NodeIdentity.from_answer(answer, own).credential == own
+    earlier = answer.model_copy(update={"credential": "theirs"})
+    assert NodeIdentity.from_answer(earlier, own).credential == SecretStr("theirs")
 
 
 def test_the_identity_and_the_generation_are_saved(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from mooring.agent.sync.workers import Workers
 from mooring.schemas.agent import Assignment
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame, StreamRequest
 from tests.agent.builders import assignment, pull_and_start
-from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
+from tests.agent.control_planes import OWN, TOKEN, TinyControlPlane, control_plane
 from tests.testbed.waiting import wait_until
 
 LOGS = LogsRequest(tail=None, since=None, follow=False)
@@ -30,7 +30,8 @@ class Node:
         self.runtime = SimulatedRuntime(start_s=0)
         self.container = self.run(assignment(instance_id="ins_1", command=None))
         self.control_plane = ControlPlaneClient(server.url)
-        self.control_plane.identify(NodeIdentity.from_answer(self.control_plane.join(TOKEN, "n", "h")))
+        joined = self.control_plane.join(TOKEN, "n", "h", OWN)
+        self.control_plane.identify(NodeIdentity.from_answer(joined, OWN))
         self.streams = Streams(
             self.runtime, self.control_plane, self.find, Workers("stream", 4), heartbeat_s=0.05
         )

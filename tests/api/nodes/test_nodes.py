@@ -22,8 +22,12 @@ from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
 
 
-def _post_join(client: Client, token: str, name: str | None = None) -> httpx.Response:
+def _post_join(
+    client: Client, token: str, name: str | None = None, credential: str | None = None
+) -> httpx.Response:
     body = {"token": token, "node_name": name, "hostname": "host"}
+    if credential is not None:
+        body["credential_hash"] = credentials.hashed(credential)
     return httpx.post(f"{client.base_url}/agent/v1/join", json=body, timeout=60)
 
 
@@ -59,6 +63,43 @@ def test_a_used_wrong_or_expired_token_is_rejected(shared_service: RunningServic
     }
     assert len(details) == 1  # the answer does not show the cause
     assert shared.items("/v1/nodes", name="late") == []
+
+
+def test_a_repeated_join_returns_the_same_node(shared_service: RunningService, shared: Client) -> None:
+    token = join_token(shared)
+    first = _post_join(shared, token, "repeats", "own-credential-1")
+    assert (first.status_code, first.json()["credential"]) == (201, "")
+    for again in (token, join_token(shared)):  # the operator may give it a new token
+        answer = _post_join(shared, again, "repeats", "own-credential-1")
+        assert (answer.status_code, answer.json()) == (201, first.json())
+    with shared_service.plane.database.write() as session:
+        past = now() - timedelta(seconds=1)
+        session.execute(update(JoinToken).values(expires_at=past))
+    assert _post_join(shared, token, "repeats", "own-credential-1").json() == first.json()
+    opened = httpx.post(
+        f"{shared.base_url}/agent/v1/session", headers={"Authorization": "Bearer own-credential-1"}
+    )
+    assert opened.json()["node_id"] == first.json()["node_id"]
+
+
+def test_a_used_token_is_of_use_only_to_its_node(shared: Client) -> None:
+    token = join_token(shared)
+    assert _post_join(shared, token, "owner", "own-credential-2").status_code == 201
+    problem(_post_join(shared, token, "owner", "own-credential-3"), 401, "unauthorized")
+    problem(_post_join(shared, token, "other"), 401, "unauthorized")
+    problem(_post_join(shared, "mj_wrong", "owner", "own-credential-2"), 401, "unauthorized")
+    # The token of another node.
+    other = join_token(shared)
+    assert _post_join(shared, other, "other", "own-credential-4").status_code == 201
+    problem(_post_join(shared, other, "owner", "own-credential-2"), 401, "unauthorized")
+    # The name alone does not make a machine the node.
+    problem(_post_join(shared, join_token(shared), "owner", "own-credential-3"), 409, "node_name_taken")
+
+
+@pytest.mark.parametrize("value", ["", "x", "A" * 64, "0" * 63, "0" * 65])
+def test_a_hash_of_another_form_is_rejected(shared: Client, value: str) -> None:
+    body = {"token": join_token(shared), "node_name": "n", "hostname": "h", "credential_hash": value}
+    problem(httpx.post(f"{shared.base_url}/agent/v1/join", json=body), 422, "validation_failed")
 
 
 def test_a_tokens_secret_is_not_in_the_database(shared_service: RunningService, shared: Client) -> None:

@@ -12,6 +12,7 @@ import httpx
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from mooring.agent.sync.identity import NodeIdentity
+from mooring.core.credentials import hashed
 from mooring.schemas.agent import (
     CredentialAnswer,
     JoinAnswer,
@@ -73,8 +74,14 @@ class ControlPlaneClient:
         """Use this node's credential for all further calls, and accept only answers for this node."""
         self._credential, self._node_id = identity.credential, identity.node_id
 
-    def join(self, token: str, node_name: str, hostname: str) -> JoinAnswer:
-        request = JoinRequest(token=token, node_name=node_name, hostname=hostname)
+    def join(self, token: str, node_name: str, hostname: str, credential: SecretStr) -> JoinAnswer:
+        """Safe to repeat with the same credential. An earlier release returns another one."""
+        request = JoinRequest(
+            token=token,
+            node_name=node_name,
+            hostname=hostname,
+            credential_hash=hashed(credential.get_secret_value()),
+        )
         return self._post("/agent/v1/join", request, JoinAnswer)
 
     def open_session(self) -> SessionAnswer:

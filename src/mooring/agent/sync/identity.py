@@ -2,6 +2,7 @@
 
 <directory>/lock            held while an agent runs here
 <directory>/node.json       the node's identity, readable by the owner only
+<directory>/joining         the credential of a join that has not been answered yet
 <directory>/generation      one number
 <directory>/real            what `mooring up` has detected on this machine: docker, gpus
 <directory>/private_images  images whose use requires a check at their registry; contains no credential
@@ -16,6 +17,7 @@ import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_urlsafe
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_serializer
 
@@ -37,8 +39,11 @@ class NodeIdentity(BaseModel):
     control_plane_id: str
 
     @classmethod
-    def from_answer(cls, answer: JoinAnswer) -> "NodeIdentity":
-        return cls.model_validate(answer.model_dump())
+    def from_answer(cls, answer: JoinAnswer, credential: SecretStr) -> "NodeIdentity":
+        """The identity after a join with this credential; an earlier release answers with its own."""
+        return cls.model_validate(
+            answer.model_dump() | {"credential": answer.credential or credential.get_secret_value()}
+        )
 
     @field_serializer("credential", when_used="json")
     def _plain_credential(self, credential: SecretStr) -> str:
@@ -90,11 +95,20 @@ class StateDirectory:
             # Without the ValidationError's text, which could contain the credential.
             raise StateError(f"{path} is damaged; delete it and join the node again") from error
 
+    def credential_to_join(self) -> SecretStr:
+        """The credential for a join. It is on disk before its first use, so that a join can be repeated."""
+        saved = self.read("joining")
+        if not saved:
+            saved = f"mn_{token_urlsafe(32)}".encode()
+            self.write("joining", saved)
+        return SecretStr(saved.decode())
+
     def save_joined(self, identity: NodeIdentity) -> None:
         """Save a new identity, and forget the generation and the real parts of the former one."""
         for name in ("generation", "real"):
             (self._directory / name).unlink(missing_ok=True)
         self.write("node.json", identity.model_dump_json().encode())
+        (self._directory / "joining").unlink(missing_ok=True)
 
     def save_renewed(self, identity: NodeIdentity) -> None:
         """Save the same node with a new credential."""

@@ -85,14 +85,16 @@ def _body(kind: type[BaseModel]) -> dict[str, object]:
 def join_node(
     body: Annotated[JoinRequest, Depends(_parser_of(JoinRequest))], request: Request, context: Ctx
 ) -> JoinAnswer:
-    """Join a node. Exchanges a join token, which works once, for the node's own credential."""
+    """Join a node with a join token, which works once. From then on the node has a credential of its own."""
     address = request.client.host if request.client else None
     with context.credentials.failures.watched(address), context.database.write() as session:
-        node, credential = nodes.join(session, body.token, body.node_name, address, request.state.request_id)
+        node, credential = nodes.join(
+            session, body.token, body.node_name, body.credential_hash, address, request.state.request_id
+        )
     return JoinAnswer(
         node_id=node.id,
         node_name=node.name,
-        credential=credential,
+        credential=credential or "",
         control_plane_id=context.identity.control_plane_id,
     )
 

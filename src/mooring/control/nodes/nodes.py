@@ -78,12 +78,20 @@ def join(
     session: Session,
     secret: str,
     asked_name: str | None,
+    credential_hash: str | None = None,
     address: str | None = None,
     request_id: str | None = None,
-) -> tuple[Node, str]:
-    """Create a node for a join token. Returns the node and its credential.
+) -> tuple[Node, str | None]:
+    """Create a node for a join token.
 
-    The name of an existing node is rejected: a token must not take over another machine's identity.
+    The name of an existing node is rejected: a token must not take over another machine's identity. But a
+    machine whose credential the node has is that node: it repeats a join whose answer was lost.
+
+    Args:
+        credential_hash: of the credential that the machine has made; null: make one.
+
+    Returns:
+        The node, and the credential if it was made here.
 
     Raises:
         Unauthorized: the token is unknown, used or expired; the error does not say which.
@@ -92,6 +100,9 @@ def join(
     token = session.scalar(
         select(JoinToken).where(JoinToken.secret_hash == credentials.hashed(secret)).with_for_update()
     )
+    known = _joined_with(session, credential_hash)
+    if token is not None and known is not None and token.node_id in {None, known.id}:
+        return known, None
     if token is None or token.used_at is not None or token.expires_at <= now():
         raise Unauthorized("the join token is unknown, used or expired; ask an admin for a new one")
     name = token.node_name or asked_name
@@ -99,7 +110,8 @@ def join(
         raise NodeNameMissing("give the node a name: MOORING_NODE_NAME, or node_name in the token")
     if session.scalar(select(Node.id).where(Node.name == name, Node.deleted_at.is_(None))):
         raise NodeNameTaken(f"a node named {name} exists; delete it first, or set another MOORING_NODE_NAME")
-    node, credential = _new_node(name)
+    credential = None if credential_hash else _new_credential()
+    node = _new_node(name, credential_hash or credentials.hashed(credential or ""))
     session.add(node)
     token.used_at, token.node_id = now(), node.id
     joined = Access(Caller(token.id, "join_token", name), Permission.ADMIN, "node.join", address, request_id)
@@ -107,18 +119,24 @@ def join(
     return node, credential
 
 
+def _joined_with(session: Session, credential_hash: str | None) -> Node | None:
+    """The node that has joined with this credential and still uses it."""
+    if credential_hash is None:
+        return None
+    query = select(Node).where(Node.credential_hash == credential_hash, Node.deleted_at.is_(None))
+    return session.scalar(query)
+
+
 def _new_credential() -> str:
     return f"mn_{token_urlsafe(32)}"
 
 
-def _new_node(name: str) -> tuple[Node, str]:
-    credential = _new_credential()
-    node = Node(
-        id=new_id(ids.NODE), name=name, credential_hash=credentials.hashed(credential), cordoned=False,
-        draining=False, version=1, silent=True, samples=[], orphans=[], session=0, seq=0, generation=0,
-        heartbeats=0, created_at=now(),
+def _new_node(name: str, credential_hash: str) -> Node:
+    return Node(
+        id=new_id(ids.NODE), name=name, credential_hash=credential_hash, cordoned=False, draining=False,
+        version=1, silent=True, samples=[], orphans=[], session=0, seq=0, generation=0, heartbeats=0,
+        created_at=now(),
     )  # fmt: skip
-    return node, credential
 
 
 def authenticate(node: Node, credential_hash: str) -> None:
