@@ -20,6 +20,7 @@ from mooring.core.gpu import GpuFacts
 from mooring.core.node import NodeFacts
 from mooring.schemas.agent import (
     Assignment,
+    HeartbeatAnswer,
     JoinAnswer,
     ObservedInstance,
     SessionAnswer,
@@ -76,6 +77,7 @@ class WireNode:
         assert answer.status_code == 200, answer.text
         self.session = SessionAnswer.model_validate(answer.json()).session
         self.generation = self.seq = 0
+        self.revision: int | None = None
         self.specs = Specs()
 
     def report(self, *instances: ObservedInstance, **fields: Any) -> SyncRequest:
@@ -103,8 +105,22 @@ class WireNode:
         completed = self.specs.complete(SyncAnswer.model_validate_json(answer.content))
         assert completed is not None, "the answer leaves out a spec that the report did not name"
         self.specs.keep(completed)
-        self.generation = completed.generation
+        self.generation, self.revision = completed.generation, completed.revision
         return completed
+
+    def post_heartbeat(self, **fields: Any) -> httpx.Response:
+        """Send a heartbeat that refers to the last report."""
+        body = {
+            "session": self.session, "seq": self.seq, "generation": self.generation,
+            "revision": self.revision, **fields,
+        }  # fmt: skip
+        return self.http.post("/agent/v1/heartbeat", json=body)
+
+    def heartbeat(self, **fields: Any) -> bool:
+        """Send a heartbeat; returns whether it was stored, so that no report is wanted."""
+        answer = self.post_heartbeat(**fields)
+        assert answer.status_code == 200, answer.text
+        return not HeartbeatAnswer.model_validate_json(answer.content).report_wanted
 
     def post_stream_requests(self, **fields: Any) -> httpx.Response:
         """Send a request for the streams that users wait for."""

@@ -96,6 +96,7 @@ ENDPOINTS = {
     "POST /agent/v1/session": "open_node_session",
     "POST /agent/v1/credential": "renew_node_credential",
     "POST /agent/v1/sync": "sync_node",
+    "POST /agent/v1/heartbeat": "heartbeat",
     "POST /agent/v1/instances/{instance_id}/start-secrets": "hand_out_start_secrets",
     "POST /agent/v1/stream-requests": "list_stream_requests",
     "POST /agent/v1/streams/{stream_id}": "bring_stream",

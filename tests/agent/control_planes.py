@@ -12,6 +12,8 @@ from pydantic import BaseModel, SecretStr
 
 from mooring.schemas.agent import (
     Assignment,
+    Heartbeat,
+    HeartbeatAnswer,
     JoinAnswer,
     JoinRequest,
     ObservedInstance,
@@ -59,6 +61,10 @@ class TinyControlPlane:
     streams_node_id: str = "nod_1"
     stream_calls: int = 0
     earlier_release: bool = False  # requests streams in answers to reports only
+    revision: int | None = None  # None: no heartbeats, as in an earlier release
+    heartbeats: list[Heartbeat] = field(default_factory=list)
+    heartbeat_node_id: str = "nod_1"
+    heartbeat_status: int = 200
 
     def wants(
         self,
@@ -114,6 +120,7 @@ class TinyControlPlane:
                 generation=self.generation,
                 report_interval_s=self.report_interval_s,
                 self_fence_s=self.self_fence_s,
+                revision=self.revision,
             )
             if request.brief and request.generation == self.generation:
                 return answer.model_copy(update={"brief": True})
@@ -124,6 +131,26 @@ class TinyControlPlane:
                 "streams": self._waiting_streams() if self.earlier_release else [],
             }
             return answer.model_copy(update=desired)
+
+    def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
+        until = time.monotonic() + heartbeat.wait_s
+        with self.changed:
+            self.heartbeats.append(heartbeat)
+            self.changed.notify_all()
+            while self._is_current(heartbeat) and not self.shutting_down:
+                if (left_s := until - time.monotonic()) <= 0:
+                    break
+                self.changed.wait(left_s)
+            return HeartbeatAnswer(
+                control_plane_id=self.control_plane_id,
+                node_id=self.heartbeat_node_id,
+                report_interval_s=self.report_interval_s,
+                self_fence_s=self.self_fence_s,
+                report_wanted=not self._is_current(heartbeat),
+            )
+
+    def _is_current(self, heartbeat: Heartbeat) -> bool:
+        return (heartbeat.generation, heartbeat.revision) == (self.generation, self.revision)
 
     def stream_requests(self, query: StreamRequestsQuery) -> StreamRequests:
         until = time.monotonic() + query.wait_s
@@ -183,6 +210,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(404, b'{"code": "not_found"}')
             else:
                 self._model(plane.stream_requests(StreamRequestsQuery.model_validate_json(body)))
+        elif self.path == "/agent/v1/heartbeat" and plane.heartbeat_status != 200:
+            self._answer(plane.heartbeat_status, b'{"code": "not_found"}')
+        elif self.path == "/agent/v1/heartbeat":
+            self._model(plane.heartbeat(Heartbeat.model_validate_json(body)))
         else:
             self._model(plane.sync(SyncRequest.model_validate_json(body)))
 

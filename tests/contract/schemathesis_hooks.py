@@ -40,7 +40,7 @@ NOT_IN_A_SCHEMA = {
 }
 # Long polls are shortened: their answers stay the same, and the run takes only a minute.
 LONGEST_WAIT_S = {"timeout_s": 1, "wait_s": 0.2}
-WAITING_WITH_A_BODY = {"/agent/v1/sync", "/agent/v1/stream-requests"}
+WAITING_WITH_A_BODY = {"/agent/v1/sync", "/agent/v1/heartbeat", "/agent/v1/stream-requests"}
 DELETED_WITHIN_S = 10
 
 _client = httpx.Client(

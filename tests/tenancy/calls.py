@@ -347,6 +347,9 @@ CALLS: Mapping[str, Make] = {
     "renew_node_credential": _empty_call,
     "sync_node": _sync,
     "hand_out_start_secrets": _start_secrets,
+    "heartbeat": lambda setup, _: Call(
+        json={"session": setup.wire.session, "seq": 0, "generation": 0, "revision": 0}
+    ),
     "list_stream_requests": lambda setup, _: Call(json={"session": setup.wire.session}),
     "bring_stream": lambda _setup, _: Call({"stream_id": "stm_unknown"}),
 }

@@ -11,6 +11,7 @@ from mooring.api.auth.audited_reads import AuditedReads
 from mooring.api.auth.credentials import Credentials
 from mooring.api.auth.rate_limits import DelayedAnswers, NodeStreams, OpenStreams, RequestRates
 from mooring.api.http.batches import Batches
+from mooring.api.http.heartbeats import HeartbeatBatches
 from mooring.api.http.shared_reads import SharedReads
 from mooring.api.http.turns import MAX_CONCURRENT_WRITES, ProjectTurns, SchedulerTurns
 from mooring.api.streaming.channels import Channels
@@ -47,6 +48,7 @@ class Context:
     scheduler_turns: SchedulerTurns = field(default_factory=SchedulerTurns)
     write_turns: ProjectTurns = field(default_factory=lambda: ProjectTurns(MAX_CONCURRENT_WRITES))
     batches: Batches[Any] = field(default_factory=Batches)
+    heartbeats: HeartbeatBatches = field(default_factory=HeartbeatBatches)
     lists: SharedReads[bytes] = field(default_factory=SharedReads)
     rendered: RenderedInstances = field(default_factory=RenderedInstances)
     # With `mooring up`, /readyz waits until this many local nodes have reported.

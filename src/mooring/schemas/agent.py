@@ -163,6 +163,30 @@ class SyncRequest(Peer):
     ] = []
 
 
+class Heartbeat(Peer):
+    """The body of `POST /agent/v1/heartbeat`: the agent's last report is still true, except its samples."""
+
+    session: Annotated[int, Field(ge=0, lt=2**30)]
+    seq: Annotated[Count, Field(description="of that report")]
+    generation: Annotated[Count, Field(description="of that report")]
+    revision: Annotated[Count, Field(description="as in the answer to that report")]
+    wait_s: Annotated[float, Field(ge=0, le=60, description="seconds to wait for a change")] = 0
+    samples: Annotated[list[Sample], Field(max_length=256)] = []
+
+
+class HeartbeatAnswer(Peer):
+    """Confirms that the heartbeat is stored, or asks for a report."""
+
+    control_plane_id: Text
+    node_id: Text
+    report_interval_s: float
+    self_fence_s: Annotated[float | None, Field(description="as in the answer to a report")]
+    report_wanted: Annotated[
+        bool,
+        Field(description="the desired state, or what is stored of the node, has changed: send a report"),
+    ]
+
+
 class RegistryAuth(Peer):
     """Credentials for one pull. The node does not store them (security rule R16)."""
 
@@ -297,6 +321,9 @@ class SyncAnswer(Peer):
     ] = None
     renew_credential: Annotated[bool, Field(description="an admin has requested a new credential")] = False
     brief: Annotated[bool, Field(description="omits the desired state, as requested")] = False
+    revision: Annotated[
+        int | None, Field(description="for heartbeats that refer to this report; null: none may")
+    ] = None
     assignments: list[Assignment] = []
     unchanged: Annotated[list[KnownAssignment], Field(description="assignments with a spec in `specs`")] = []
     removals: list[Removal] = []

@@ -430,6 +430,7 @@ def test_no_call_with_a_stolen_credential_returns_data_of_others(sandbox: Sandbo
                 {"generation": 2**62},
             )
         ],
+        "/agent/v1/heartbeat": [thief.post_heartbeat(seq=seq, revision=0) for seq in (0, thief.seq)],
         "/agent/v1/instances/{instance_id}/start-secrets": [
             thief.post_start_secrets(each, attempt=attempt)
             for each in (waiting, running)
@@ -463,6 +464,7 @@ def test_no_call_with_a_stolen_credential_returns_data_of_others(sandbox: Sandbo
         "/agent/v1/credential": {201},
         "/agent/v1/sync": {200},
         "/agent/v1/instances/{instance_id}/start-secrets": {404},
+        "/agent/v1/heartbeat": {200},
         "/agent/v1/stream-requests": {200},
         "/agent/v1/streams/{stream_id}": {404},
         "/agent/v1/session": {200},

@@ -71,13 +71,15 @@ class _PartialReport:
         with self._database.read() as session:
             self._credential_hash = session.get_one(Node, node.id).credential_hash
         with self._database.write() as session:
-            self.left = reports.apply(session, self._node_id, self._credential_hash, self._report)
+            applied = reports.apply(session, self._node_id, self._credential_hash, self._report)
+        self.left = applied.left
 
     def apply_next(self) -> None:
         with self._database.write() as session:
-            self.left = reports.apply_rest(
+            applied = reports.apply_rest(
                 session, self._node_id, self._credential_hash, self._report, self.left
             )
+        self.left = applied.left
 
 
 def test_a_report_of_many_changes_is_answered_once_all_are_applied(client: Client, node: WireNode) -> None:

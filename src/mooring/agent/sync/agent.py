@@ -134,6 +134,7 @@ class Agent:
             on_session=self._on_session,
             make_report=self._make_report,
             on_answer=self._on_answer,
+            on_heartbeat=lambda made_at, answer: self._fence.heard(made_at, answer.self_fence_s),
             renew_credential=self._renew_credential,
             end=self._end,
             ended=self._ended,

@@ -15,6 +15,8 @@ from mooring.agent.sync.identity import NodeIdentity
 from mooring.core.credentials import hashed
 from mooring.schemas.agent import (
     CredentialAnswer,
+    Heartbeat,
+    HeartbeatAnswer,
     JoinAnswer,
     JoinRequest,
     SessionAnswer,
@@ -94,6 +96,9 @@ class ControlPlaneClient:
 
     def sync(self, request: SyncRequest) -> SyncAnswer:
         return self._post("/agent/v1/sync", request, SyncAnswer, request.wait_s)
+
+    def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
+        return self._post("/agent/v1/heartbeat", heartbeat, HeartbeatAnswer, heartbeat.wait_s)
 
     def start_secrets(self, instance_id: str, attempt: int, *, session: int) -> StartSecrets:
         """The secrets of an attempt, available while this node may start it."""

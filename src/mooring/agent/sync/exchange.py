@@ -5,6 +5,7 @@
                                                                                                  on_answer
 
 Every report is complete and has a new, higher `seq`, so any call may fail and none needs to be cancelled.
+If nothing has changed since a confirmed report, a heartbeat is sent instead (`confirmed_report.py`).
 If the agent already has the current desired state, answers to the push thread omit it (`brief`).
 """
 
@@ -22,12 +23,14 @@ from mooring.agent.sync.client import (
     ControlPlaneClient,
     ControlPlaneError,
     CredentialRejected,
+    RequestRejected,
     SessionTaken,
     Unreachable,
 )
+from mooring.agent.sync.confirmed_report import ConfirmedReport
 from mooring.agent.sync.reachability import Reachability
 from mooring.core.backoff import Backoff
-from mooring.schemas.agent import SessionAnswer, SyncAnswer, SyncRequest
+from mooring.schemas.agent import Heartbeat, HeartbeatAnswer, SessionAnswer, SyncAnswer, SyncRequest
 
 EXIT_SESSION_TAKEN: Final = 3
 EXIT_UNAUTHORIZED: Final = 4
@@ -64,6 +67,8 @@ class Exchange:
         on_session: receives the session before the first report; returns False to reject it.
         make_report: makes a report of the present state; its arguments are `wait_s` and `brief`.
         on_answer: applies an answer.
+        on_heartbeat: receives when the report would have been made (`ReportRequest.made_at`), and the answer;
+            called when a heartbeat was stored.
         renew_credential: fetches a new credential; called when an answer asks for that.
         end: called with the exit code when this agent may no longer act for its node.
     """
@@ -77,18 +82,21 @@ class Exchange:
         on_session: Callable[[SessionAnswer], bool],
         make_report: Callable[[float, bool], ReportRequest],
         on_answer: Callable[[ReportRequest, SyncAnswer], AnswerOutcome],
+        on_heartbeat: Callable[[float, HeartbeatAnswer], None],
         renew_credential: Callable[[], None],
         end: Callable[[int], None],
         ended: threading.Event,
     ) -> None:
         self._control_plane, self._node, self._reachability = control_plane, node, reachability
         self._on_session, self._make_report, self._on_answer = on_session, make_report, on_answer
+        self._on_heartbeat = on_heartbeat
         self._renew_credential, self._end, self._ended = renew_credential, end, ended
         self._interval_s = LONGEST_PAUSE_S
         self._due: float | None = None
         self._pushed_at = 0.0
         self._push_wanted = threading.Condition()
         self._rejected = self._renewal_failed = False
+        self._confirmed = ConfirmedReport()
         self._poll_thread = threading.Thread(target=self._poll, name="poll", daemon=True)
         self._push_thread = threading.Thread(target=self._push, name="push", daemon=True)
 
@@ -172,6 +180,8 @@ class Exchange:
     def _call(self, wait_s: float, *, brief: bool = False) -> bool | None:
         """Send a report. Returns whether the answer has a change; None: there is no accepted answer."""
         report = self._make_report(min(wait_s, LONGEST_WAIT_S), brief)
+        if (heartbeat := self._confirmed.instead_of(report.request)) is not None:
+            return self._send_heartbeat(heartbeat, report.made_at)
         sent_at = time.monotonic()
         try:
             answer = self._control_plane.sync(report.request)
@@ -184,9 +194,33 @@ class Exchange:
         self._interval_s = answer.report_interval_s
         if answer.renew_credential:
             self._renew()
-        if self._on_answer(report, answer) is AnswerOutcome.REJECTED:
+        outcome = self._on_answer(report, answer)
+        if outcome is AnswerOutcome.REJECTED:
+            self._confirmed.forget()
             return None
+        self._confirmed.confirmed(report.request, answer)
         return answer.generation != report.request.generation or bool(answer.streams)
+
+    def _send_heartbeat(self, heartbeat: Heartbeat, made_at: float) -> bool | None:
+        """As `_call`: a report that is wanted counts as a change, so it is sent at once."""
+        sent_at = time.monotonic()
+        try:
+            answer = self._control_plane.heartbeat(heartbeat)
+        except ControlPlaneError as error:
+            self._confirmed.forget()
+            if isinstance(error, RequestRejected) and not isinstance(error, CredentialRejected):
+                return True  # another replica, of an earlier release, does not have this call
+            self._failed(error)
+            return None
+        if self._ended.is_set():
+            return None
+        self._succeeded(sent_at)
+        self._interval_s = answer.report_interval_s
+        if answer.report_wanted:
+            self._confirmed.forget()
+        else:
+            self._on_heartbeat(made_at, answer)
+        return answer.report_wanted
 
     def _renew(self) -> None:
         try:

@@ -163,6 +163,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "open_node_session": _NODE,
     "renew_node_credential": _NODE,
     "sync_node": _NODE,
+    "heartbeat": _NODE,
     "hand_out_start_secrets": _NODE,
     "list_stream_requests": _NODE,
     "bring_stream": _NODE,

@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from mooring.api.openapi import limits, links, shared_responses
-from mooring.schemas.agent import JoinRequest, StartSecretsRequest, SyncRequest
+from mooring.schemas.agent import Heartbeat, JoinRequest, StartSecretsRequest, SyncRequest
 from mooring.schemas.agent_streams import StreamRequestsQuery
 from mooring.schemas.base import Json, Problem
 
@@ -71,6 +71,7 @@ def _document(app: FastAPI) -> Json:
             (JoinRequest, "validation"),
             (StreamRequestsQuery, "validation"),
             (SyncRequest, "validation"),
+            (Heartbeat, "validation"),
             (StartSecretsRequest, "validation"),
         ],
         ref_template=_REF,

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, TypeVar
 
@@ -19,7 +19,9 @@ from mooring.api.http.problems import invalid
 from mooring.api.openapi.responses import errors
 from mooring.api.streaming.channels import Channel
 from mooring.control.instances import streams
-from mooring.control.nodes import nodes, reports, start_secrets, sync_answers
+from mooring.control.nodes import heartbeats, nodes, reports, start_secrets, sync_answers
+from mooring.control.nodes.heartbeats import HeartbeatOutcome, NodeHeartbeat
+from mooring.control.nodes.reports import Applied
 from mooring.core.errors import (
     Conflict,
     NodeNameMissing,
@@ -33,6 +35,8 @@ from mooring.core.node_loss import self_fence_s
 from mooring.db.signals import AnyTopic, Topic
 from mooring.schemas.agent import (
     CredentialAnswer,
+    Heartbeat,
+    HeartbeatAnswer,
     JoinAnswer,
     JoinRequest,
     SessionAnswer,
@@ -145,14 +149,51 @@ async def sync(
     topics = [Topic.node(node.id)]
     if not report.facts.asks_for_streams:
         topics.append(Topic.node_streams(node.id))
-    remaining = await run_in_threadpool(_apply, context, node, report)
-    while remaining:
-        remaining = await run_in_threadpool(_apply_rest, context, node, report, remaining)
+    applied = await run_in_threadpool(_apply, context, node, report)
+    while applied.left:
+        applied = await run_in_threadpool(_apply_rest, context, node, report, applied.left)
     if report.wait_s > 0:
         await _poll(context, topics, deadline, partial(_has_news, context, node.id, report), bool)
     # Built once, after the wait: its cost grows with the number of instances on the node.
-    answer = await run_in_threadpool(_answer, context, node.id, report)
+    answer = await run_in_threadpool(_answer, context, node.id, report, applied.revision)
     return Response(answer.model_dump_json(), media_type="application/json")
+
+
+@router.post(
+    "/heartbeat",
+    response_model=HeartbeatAnswer,
+    responses=errors(),
+    openapi_extra=_body(Heartbeat),
+    operation_id="heartbeat",
+)
+async def heartbeat(
+    body: Annotated[Heartbeat, Depends(_parser_of(Heartbeat))], node: CurrentNode, context: Ctx
+) -> Response:
+    """Send a heartbeat. Confirms that the node's last report is still true, and stores new samples.
+
+    With `wait_s`, the answer waits for a change of the desired state. It comes once the heartbeat is stored,
+    so a node whose heartbeats are answered does not become `unreachable`.
+    """
+    deadline = time.monotonic() + body.wait_s
+    signals = context.database.signals
+    with signals.subscribed(Topic.node(node.id)) as waiter:
+        sent = NodeHeartbeat(node.credential_hash, body)
+        wanted = not await context.heartbeats.stored(node.id, sent, partial(_store_heartbeats, context))
+        if not wanted and not signals.closing and (left := deadline - time.monotonic()) > 0:
+            wanted = await waiter.wait(left)
+    answer = HeartbeatAnswer(
+        control_plane_id=context.identity.control_plane_id,
+        node_id=node.id,
+        report_interval_s=context.settings.report_interval_s,
+        self_fence_s=self_fence_s(context.settings.lost_after_s),
+        report_wanted=wanted,
+    )
+    return Response(answer.model_dump_json(), media_type="application/json")
+
+
+def _store_heartbeats(context: Context, sent: Mapping[str, NodeHeartbeat]) -> dict[str, HeartbeatOutcome]:
+    with context.database.write() as session:
+        return heartbeats.store(session, sent)
 
 
 async def _poll(
@@ -178,18 +219,16 @@ async def _poll(
             await waiter.wait(left)
 
 
-def _apply(context: Context, caller: NodeCaller, report: SyncRequest) -> Sequence[str]:
+def _apply(context: Context, caller: NodeCaller, report: SyncRequest) -> Applied:
     with context.database.write() as session:
-        remaining = reports.apply(session, caller.id, caller.credential_hash, report)
+        applied = reports.apply(session, caller.id, caller.credential_hash, report)
     context.reporting_nodes.add(caller.id)
-    return remaining
+    return applied
 
 
-def _apply_rest(
-    context: Context, caller: NodeCaller, report: SyncRequest, remaining: Sequence[str]
-) -> Sequence[str]:
+def _apply_rest(context: Context, caller: NodeCaller, report: SyncRequest, left: Sequence[str]) -> Applied:
     with context.database.write() as session:
-        return reports.apply_rest(session, caller.id, caller.credential_hash, report, remaining)
+        return reports.apply_rest(session, caller.id, caller.credential_hash, report, left)
 
 
 def _has_news(context: Context, node_id: str, report: SyncRequest) -> bool:
@@ -199,13 +238,13 @@ def _has_news(context: Context, node_id: str, report: SyncRequest) -> bool:
         return sync_answers.has_news(session, node, report)
 
 
-def _answer(context: Context, node_id: str, report: SyncRequest) -> SyncAnswer:
+def _answer(context: Context, node_id: str, report: SyncRequest, revision: int | None) -> SyncAnswer:
     interval, control_plane_id = context.settings.report_interval_s, context.identity.control_plane_id
     fence_s = self_fence_s(context.settings.lost_after_s)
     with context.database.read() as session:
         node = nodes.get(session, node_id)
         reports.require_current_session(node, report.session)
-        return sync_answers.answer(session, node, report, control_plane_id, interval, fence_s)
+        return sync_answers.answer(session, node, report, control_plane_id, interval, fence_s, revision)
 
 
 @router.post(

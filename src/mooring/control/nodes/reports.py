@@ -1,6 +1,7 @@
 """Applies a node's report: to the node, its GPUs and the instances placed on it, reported or missing."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import Row, select
@@ -35,11 +36,23 @@ _COMPARED: Final = (
 )  # fmt: skip
 
 
-def apply(session: Session, node_id: str, credential_hash: str, report: SyncRequest) -> Sequence[str]:
-    """Apply a report, unless this or a newer one was applied before.
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The result of a transaction that applies a report.
 
-    Returns:
-        The ids of changed instances that are left for `apply_rest`, in a transaction of its own.
+    Attributes:
+        left: ids of changed instances that are left for `apply_rest`, in a transaction of its own.
+        revision: the node's, with which heartbeats may refer to this report once nothing is left; None: none
+            may. A newer report was applied, or one that changes nothing on the node may change something
+            here: a GPU that another node has moves to this one when it becomes free.
+    """
+
+    left: Sequence[str] = ()
+    revision: int | None = None
+
+
+def apply(session: Session, node_id: str, credential_hash: str, report: SyncRequest) -> Applied:
+    """Apply a report, unless this or a newer one was applied before.
 
     Raises:
         Unauthorized: the node was deleted, or its credential was replaced.
@@ -49,20 +62,27 @@ def apply(session: Session, node_id: str, credential_hash: str, report: SyncRequ
     if report.session > node.session:
         # The stored session is lower than an agent's: the database was restored from a backup.
         node.session, node.seq = report.session, 0
-    return _apply_new(session, node, report) if report.seq > node.seq else ()
+    if report.seq <= node.seq:
+        return Applied()
+    return _applied(session, node, _apply_new(session, node, report))
 
 
 def apply_rest(
     session: Session, node_id: str, credential_hash: str, report: SyncRequest, left: Sequence[str]
-) -> Sequence[str]:
+) -> Applied:
     """Apply more of a report, after `apply` or this function has left some, unless a newer one has arrived.
 
     Returns, raises: as `apply`.
     """
     node = _locked(session, node_id, credential_hash, report)
     if (report.session, report.seq) != (node.session, node.seq):
-        return ()
-    return _apply_changes(session, node, _placed(session, node, left), report)
+        return Applied()
+    return _applied(session, node, _apply_changes(session, node, _placed(session, node, left), report))
+
+
+def _applied(session: Session, node: Node, left: Sequence[str]) -> Applied:
+    session.flush()  # the revision is an expression until then
+    return Applied(left, node.revision if node.difference is None else None)
 
 
 def _locked(session: Session, node_id: str, credential_hash: str, report: SyncRequest) -> Node:

@@ -20,8 +20,12 @@ def answer(
     control_plane_id: str,
     interval_s: float,
     self_fence_s: float,
+    revision: int | None,
 ) -> SyncAnswer:
     """What the node should run now, and which reported containers it should remove.
+
+    Args:
+        revision: as in `reports.Applied`.
 
     Use a session of `Database.read`: the states and the GPU allocations then come from one snapshot.
     """
@@ -33,6 +37,7 @@ def answer(
         self_fence_s=self_fence_s,
         renew_credential=node.renewal_due,
         brief=True,
+        revision=revision,
     )
     if report.brief and node.generation == report.generation:
         return brief

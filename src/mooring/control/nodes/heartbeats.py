@@ -1,0 +1,86 @@
+"""Heartbeats: nodes confirm that their last report is still true. Many are stored in one transaction."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Final
+
+from pydantic_core import to_jsonable_python
+from sqlalchemy import Row, bindparam, select, update
+from sqlalchemy.orm import Session
+
+from mooring.control.nodes import approval
+from mooring.db.tables import Node
+from mooring.db.types import now
+from mooring.schemas.agent import Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHeartbeat:
+    """A heartbeat, and the credential that it came with."""
+
+    credential_hash: str
+    heartbeat: Heartbeat
+
+
+class HeartbeatOutcome(Enum):
+    STORED = auto()
+    REPORT_WANTED = auto()  # not stored
+    LOCKED = auto()  # another transaction has locked the node; not stored
+
+
+_COMPARED: Final[tuple[Any, ...]] = (
+    Node.id, Node.credential_hash, Node.session, Node.seq, Node.generation, Node.revision, Node.renewal_due,
+    Node.deleted_at, Node.approved,
+)  # fmt: skip
+_SAME_SAMPLES = (
+    update(Node)
+    .where(Node.id == bindparam("of"))
+    .values(heartbeats=Node.heartbeats + 1, last_heartbeat_at=bindparam("at"))
+)
+_NEW_SAMPLES = _SAME_SAMPLES.values(samples=bindparam("read"))
+
+
+def store(session: Session, heartbeats: Mapping[str, NodeHeartbeat]) -> dict[str, HeartbeatOutcome]:
+    """Store heartbeats, by node id, like reports in which nothing but the samples has changed.
+
+    A heartbeat is stored only if its report would be applied and would change nothing. It never waits for the
+    lock of a node, so it does not delay those that hold one.
+    """
+    # Not FOR UPDATE: inserts of rows that refer to a node need not wait.
+    query = select(*_COMPARED).where(Node.id.in_(heartbeats)).order_by(Node.id)
+    rows = session.execute(query.with_for_update(skip_locked=True, key_share=True)).all()
+    current = [row for row in rows if _is_current(row, heartbeats[row.id])]
+    _update(session, current, heartbeats)
+    # Nodes are never removed, so another transaction has locked those that are missing.
+    outcomes = dict.fromkeys(heartbeats, HeartbeatOutcome.LOCKED)
+    outcomes |= {row.id: HeartbeatOutcome.REPORT_WANTED for row in rows}
+    return outcomes | {row.id: HeartbeatOutcome.STORED for row in current}
+
+
+def _is_current(row: Row[Any], caller: NodeHeartbeat) -> bool:
+    """Whether the heartbeat's report is the last one of the node, and nothing has changed here since."""
+    heartbeat = caller.heartbeat
+    return (
+        row.deleted_at is None
+        and row.credential_hash == caller.credential_hash  # a new credential needs a report
+        and not row.renewal_due
+        and (row.session, row.seq) == (heartbeat.session, heartbeat.seq)
+        and (row.generation, row.revision) == (heartbeat.generation, heartbeat.revision)
+    )
+
+
+def _update(session: Session, rows: Sequence[Row[Any]], heartbeats: Mapping[str, NodeHeartbeat]) -> None:
+    at = now()
+    with_samples, others = [], []
+    for row in rows:
+        if samples := heartbeats[row.id].heartbeat.samples:
+            own = (row.approved or {}).get(approval.GPUS) or {}
+            read = [each for each in to_jsonable_python(samples) if each["uuid"] in own]
+            with_samples.append({"of": row.id, "at": at, "read": read})
+        else:
+            others.append({"of": row.id, "at": at})
+    connection = session.connection()
+    for statement, values in ((_NEW_SAMPLES, with_samples), (_SAME_SAMPLES, others)):
+        if values:
+            connection.execute(statement, values)
