@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -86,6 +87,21 @@ def test_a_simulated_fleet_survives_a_restart(up: Callable[..., Up]) -> None:
         again = run_in_shell(second.curl, MOORING_KEY=key)
         assert admin.wait(again["id"], "running")["simulated"]
     assert second.stop(signal.SIGTERM) == 0
+
+
+def test_the_agents_folder_may_be_lost(up: Callable[..., Up]) -> None:
+    first = up(MOORING_SIMULATE="2x1xH100")
+    key, data = first.key, Path(first.environment["MOORING_DATA_DIR"])
+    with Client(first.url, key) as admin:
+        nodes = {node["id"] for node in admin.items("/v1/nodes")}
+    assert first.stop() == 0
+    shutil.rmtree(data / "agent")
+    second = up(MOORING_SIMULATE="2x1xH100")
+    with Client(second.url, key) as admin:
+        assert {node["id"] for node in admin.items("/v1/nodes")} == nodes
+        made = admin.create(gpus={"count": 1})
+        admin.wait(made["id"], "running")
+    assert second.stop() == 0
 
 
 class _busy_clients:  # noqa: N801 - used as a function

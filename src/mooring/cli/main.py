@@ -122,13 +122,13 @@ def join_token(
     ] = None,
 ) -> None:
     """Create a join token directly in the database, without an API key, and print it."""
-    from mooring.control.nodes import nodes  # noqa: PLC0415
+    from mooring.control.nodes import joins  # noqa: PLC0415
     from mooring.core.access import on_host  # noqa: PLC0415
 
     with open_database() as database:
         sign_with_audit_keys(database)
         with database.write() as session:
-            _token, secret = nodes.create_join_token(session, on_host("join_token.create"), ttl_s, node_name)
+            _token, secret = joins.create_join_token(session, on_host("join_token.create"), ttl_s, node_name)
     typer.echo(secret)
 
 

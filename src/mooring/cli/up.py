@@ -14,7 +14,7 @@ import typer
 from mooring.agent.settings import AgentSettings
 from mooring.agent.sync.identity import identities
 from mooring.control.audit.signing_keys import WrongAuditKey
-from mooring.control.nodes import nodes
+from mooring.control.nodes import joins, nodes
 from mooring.control.tenants.encryption import WrongEncryptionKey
 from mooring.core.access import on_host
 from mooring.server import ControlPlane, Service, open_control_plane
@@ -165,7 +165,7 @@ class LocalNode:
         with self._plane.database.write() as session:
             access = on_host("join_token.create")
             return [
-                nodes.create_join_token(session, access, _TOKEN_TTL_S, None)[1]
+                joins.create_join_token(session, access, _TOKEN_TTL_S, None, local=True)[1]
                 for _ in range(self.node_count)
             ]
 

@@ -9,8 +9,9 @@ import httpx
 import pytest
 from sqlalchemy import select, update
 
-from mooring.control.nodes import nodes
+from mooring.control.nodes import joins, nodes
 from mooring.core import credentials
+from mooring.core.access import on_host
 from mooring.db.signals import Topic
 from mooring.db.tables import JoinToken, Node
 from mooring.db.types import now
@@ -94,6 +95,23 @@ def test_a_used_token_is_of_use_only_to_its_node(shared: Client) -> None:
     problem(_post_join(shared, other, "owner", "own-credential-2"), 401, "unauthorized")
     # The name alone does not make a machine the node.
     problem(_post_join(shared, join_token(shared), "owner", "own-credential-3"), 409, "node_name_taken")
+
+
+def test_only_the_node_of_mooring_up_may_join_again(shared_service: RunningService, shared: Client) -> None:
+    def token(*, local: bool) -> str:
+        with shared_service.plane.database.write() as session:
+            access = on_host("join_token.create")
+            return joins.create_join_token(session, access, 60, None, local=local)[1]
+
+    first = _post_join(shared, token(local=True), "local", "own-credential-5").json()
+    problem(_post_join(shared, token(local=False), "local", "own-credential-6"), 409, "node_name_taken")
+    again = _post_join(shared, token(local=True), "local", "own-credential-6")
+    assert again.json() == first
+    for credential, status in (("own-credential-5", 401), ("own-credential-6", 200)):
+        headers = {"Authorization": f"Bearer {credential}"}
+        assert httpx.post(f"{shared.base_url}/agent/v1/session", headers=headers).status_code == status
+    assert _post_join(shared, token(local=False), "remote", "own-credential-7").status_code == 201
+    problem(_post_join(shared, token(local=True), "remote", "own-credential-8"), 409, "node_name_taken")
 
 
 @pytest.mark.parametrize("value", ["", "x", "A" * 64, "0" * 63, "0" * 65])

@@ -1,4 +1,4 @@
-"""Nodes: join, credentials, cordon and drain, approval of facts, unreachable nodes, delete."""
+"""Nodes: credentials, cordon and drain, approval of facts, unreachable nodes, delete."""
 
 from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
@@ -13,13 +13,11 @@ from mooring.control.audit import audit_log
 from mooring.control.events import EventKind
 from mooring.control.instances import allocations, instances, preemption
 from mooring.control.nodes import approval, gpus
-from mooring.core import credentials, ids
+from mooring.core import credentials
 from mooring.core.access import Access, Caller, Permission
 from mooring.core.errors import (
     FactsChangedAgain,
     NodeInUse,
-    NodeNameMissing,
-    NodeNameTaken,
     NotFound,
     Unauthorized,
     UnknownProject,
@@ -28,8 +26,8 @@ from mooring.core.instance.state import ENDED, HOLDS_GPUS, DesiredState, Reason,
 from mooring.core.node import NodeState, state_of
 from mooring.db.session import notify
 from mooring.db.signals import Topic
-from mooring.db.tables import Instance, JoinToken, Node, Project
-from mooring.db.types import JsonObject, new_id, now
+from mooring.db.tables import Instance, Node, Project
+from mooring.db.types import JsonObject, now
 
 UNREACHABLE = Reason(code="node_unreachable", message="its node does not report; the container may still run")
 NODE_LOST = Reason(code="node_lost", message="its node was declared dead and removed by an admin")
@@ -56,87 +54,8 @@ def _locked(session: Session, node_id: str) -> Node:
     return node
 
 
-def create_join_token(
-    session: Session, access: Access, ttl_s: int, node_name: str | None
-) -> tuple[JoinToken, str]:
-    """Create a single-use token and its secret, which is stored as a hash only (R20)."""
-    secret = f"mj_{token_urlsafe(32)}"
-    token = JoinToken(
-        id=new_id(ids.JOIN_TOKEN),
-        secret_hash=credentials.hashed(secret),
-        node_name=node_name,
-        created_at=now(),
-        expires_at=now() + timedelta(seconds=ttl_s),
-    )
-    session.add(token)
-    after = {"node_name": node_name, "expires_at": token.expires_at.isoformat()}
-    audit_log.record(session, access, token.id, None, after=after)
-    return token, secret
-
-
-def join(
-    session: Session,
-    secret: str,
-    asked_name: str | None,
-    credential_hash: str | None = None,
-    address: str | None = None,
-    request_id: str | None = None,
-) -> tuple[Node, str | None]:
-    """Create a node for a join token.
-
-    The name of an existing node is rejected: a token must not take over another machine's identity. But a
-    machine whose credential the node has is that node: it repeats a join whose answer was lost.
-
-    Args:
-        credential_hash: of the credential that the machine has made; null: make one.
-
-    Returns:
-        The node, and the credential if it was made here.
-
-    Raises:
-        Unauthorized: the token is unknown, used or expired; the error does not say which.
-        Conflict: codes `node_name_missing`, `node_name_taken`.
-    """
-    token = session.scalar(
-        select(JoinToken).where(JoinToken.secret_hash == credentials.hashed(secret)).with_for_update()
-    )
-    known = _joined_with(session, credential_hash)
-    if token is not None and known is not None and token.node_id in {None, known.id}:
-        return known, None
-    if token is None or token.used_at is not None or token.expires_at <= now():
-        raise Unauthorized("the join token is unknown, used or expired; ask an admin for a new one")
-    name = token.node_name or asked_name
-    if name is None:
-        raise NodeNameMissing("give the node a name: MOORING_NODE_NAME, or node_name in the token")
-    if session.scalar(select(Node.id).where(Node.name == name, Node.deleted_at.is_(None))):
-        raise NodeNameTaken(f"a node named {name} exists; delete it first, or set another MOORING_NODE_NAME")
-    credential = None if credential_hash else _new_credential()
-    node = _new_node(name, credential_hash or credentials.hashed(credential or ""))
-    session.add(node)
-    token.used_at, token.node_id = now(), node.id
-    joined = Access(Caller(token.id, "join_token", name), Permission.ADMIN, "node.join", address, request_id)
-    audit_log.record(session, joined, node.id, None, after={"name": name})
-    return node, credential
-
-
-def _joined_with(session: Session, credential_hash: str | None) -> Node | None:
-    """The node that has joined with this credential and still uses it."""
-    if credential_hash is None:
-        return None
-    query = select(Node).where(Node.credential_hash == credential_hash, Node.deleted_at.is_(None))
-    return session.scalar(query)
-
-
-def _new_credential() -> str:
+def new_credential() -> str:
     return f"mn_{token_urlsafe(32)}"
-
-
-def _new_node(name: str, credential_hash: str) -> Node:
-    return Node(
-        id=new_id(ids.NODE), name=name, credential_hash=credential_hash, cordoned=False, draining=False,
-        version=1, silent=True, samples=[], orphans=[], session=0, seq=0, generation=0, heartbeats=0,
-        created_at=now(),
-    )  # fmt: skip
 
 
 def authenticate(node: Node, credential_hash: str) -> None:
@@ -169,7 +88,7 @@ def renew_credential(
     """
     node = _locked(session, node_id)
     authenticate(node, credential_hash)
-    credential = _new_credential()
+    credential = new_credential()
     node.next_credential_hash = credentials.hashed(credential)
     caller = Caller(node.id, "node", node.name)
     access = Access(caller, Permission.ADMIN, "node.renew_credential", address, request_id)
@@ -297,6 +216,7 @@ def _locked_with_owners(session: Session, node_id: str) -> tuple[Node, list[Json
 def approve_next_report(session: Session, access: Access, node_ids: Iterable[str]) -> None:
     """Approve what these nodes report next, as after a join: for the nodes that `mooring up` runs itself."""
     for node in locks.nodes(session, node_ids).values():
+        node.local = True
         if node.deleted_at is None and node.approved is not None:
             node.approved = node.difference = None
             audit_log.record(

@@ -29,6 +29,8 @@ class JoinToken(Base):
     expires_at: Mapped[datetime]
     used_at: Mapped[datetime | None]
     node_id: Mapped[str | None]
+    # Made by `mooring up` for its own node.
+    local: Mapped[bool] = mapped_column(default=False, server_default=false())
 
 
 class Node(Base):
@@ -71,6 +73,8 @@ class Node(Base):
     # are not compared.
     heartbeats: Mapped[int] = mapped_column(BigInteger, default=0)
     last_heartbeat_at: Mapped[datetime | None]
+    # Whether `mooring up` runs its agent.
+    local: Mapped[bool] = mapped_column(default=False, server_default=false())
     # Whether allocations with its id as `lost_node_id` may exist.
     has_lost_attempts: Mapped[bool] = mapped_column(default=False, server_default=false())
     created_at: Mapped[datetime]
