@@ -8,6 +8,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from mooring.core.text import GpuUuid, Text, printable
 
+# The largest that clients in other languages can read.
+Integer = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+
 
 class Health(StrEnum):
     HEALTHY = "healthy"
@@ -21,13 +24,13 @@ class _Fact(BaseModel):
 
 class NvLinkPeer(_Fact):
     uuid: GpuUuid
-    links: Annotated[int, Field(ge=1, description="NVLink lanes between the two GPUs")]
+    links: Annotated[Integer, Field(ge=1, description="NVLink lanes between the two GPUs")]
 
 
 class MigDevice(_Fact):
     uuid: GpuUuid
     profile: Text
-    memory_mib: int | None
+    memory_mib: Integer | None
 
 
 class GpuFacts(_Fact):
@@ -40,8 +43,8 @@ class GpuFacts(_Fact):
     model: Text
     memory_mib: Annotated[int, Field(ge=0, lt=2**31)]
     pci_bus_id: Text | None = None
-    minor_number: int | None = None
-    numa_node: int | None = None
+    minor_number: Integer | None = None
+    numa_node: Integer | None = None
     nvlink_peers: list[NvLinkPeer] = []
     topology: Annotated[
         dict[str, Text],
@@ -64,7 +67,7 @@ class GpuFacts(_Fact):
 class Process(_Fact):
     pid: Annotated[int, Field(description="on the node, not in the container")]
     name: Annotated[Text | None, AfterValidator(lambda name: printable(name) if name else name)]
-    memory_used_mib: int | None
+    memory_used_mib: Integer | None
     instance_id: Text | None = None
     mig_uuid: Annotated[Text | None, Field(description="the MIG device that the process runs on")] = None
 
@@ -73,25 +76,25 @@ class MigSample(_Fact):
     """Memory of one MIG device; the driver reports no utilization for GPUs in MIG mode."""
 
     uuid: GpuUuid
-    memory_used_mib: int | None
-    memory_total_mib: int | None
+    memory_used_mib: Integer | None
+    memory_total_mib: Integer | None
 
 
 class Sample(_Fact):
     """One reading of one GPU. Values that the GPU does not support are null, never 0."""
 
     uuid: GpuUuid
-    index: int
+    index: Integer
     sampled_at: Text
     utilization_gpu_pct: float | None = None
     utilization_memory_pct: float | None = None
-    memory_used_mib: int | None = None
-    memory_total_mib: int | None = None
+    memory_used_mib: Integer | None = None
+    memory_total_mib: Integer | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
     temperature_c: float | None = None
-    sm_clock_mhz: int | None = None
-    memory_clock_mhz: int | None = None
+    sm_clock_mhz: Integer | None = None
+    memory_clock_mhz: Integer | None = None
     fan_pct: float | None = None
     energy_j: Annotated[float | None, Field(description="since the driver was loaded")] = None
     processes: list[Process] | None = None

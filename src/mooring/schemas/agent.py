@@ -108,6 +108,10 @@ class Orphan(Peer):
     name: Text
     instance_id: Text
     control_plane_id: Text | None
+    gpu_uuids: Annotated[
+        list[GpuUuid],
+        Field(max_length=256, description="the GPUs or MIG devices that it uses; nothing is placed on them"),
+    ] = []
 
 
 class Incident(Peer):

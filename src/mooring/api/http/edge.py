@@ -16,7 +16,8 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
 MAX_PARAMETERS = 256
 MAX_BODY_BYTES = 1024 * 1024
-MAX_SYNC_BYTES = 16 * 1024 * 1024
+MAX_REPORT_BYTES = 16 * 1024 * 1024
+_REPORTS = frozenset({"/agent/v1/sync", "/agent/v1/heartbeat"})
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
 
 _SAFE_DEFAULTS = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
@@ -122,7 +123,7 @@ def _limit(scope: MutableMapping[str, Any]) -> int:
     path: str = scope["path"]
     if is_stream(path):
         return 2**63  # a stream is read in pieces and never buffered as a whole
-    return MAX_SYNC_BYTES if path == "/agent/v1/sync" else MAX_BODY_BYTES
+    return MAX_REPORT_BYTES if path in _REPORTS else MAX_BODY_BYTES
 
 
 def _too_large(limit: int) -> TooLarge:

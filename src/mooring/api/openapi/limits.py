@@ -100,10 +100,11 @@ def _replace_pattern_properties(schema: Json) -> None:
 
 
 def _limit_integer(schema: Json) -> None:
+    # FastAPI's model of a document rounds bounds to floats: the largest 64-bit integers become larger.
     if "exclusiveMinimum" not in schema:
-        schema.setdefault("minimum", -_INT64)
+        schema["minimum"] = max(int(schema.get("minimum", -_INT64)), -_INT64)
     if "exclusiveMaximum" not in schema:
-        schema.setdefault("maximum", _INT64 - 1)
+        schema["maximum"] = min(int(schema.get("maximum", _INT64)), _INT64 - 1)
     lowest: int = schema["minimum"] if "minimum" in schema else schema["exclusiveMinimum"] + 1
     highest: int = schema["maximum"] if "maximum" in schema else schema["exclusiveMaximum"] - 1
     schema.setdefault("format", "int32" if lowest >= -_INT32 and highest < _INT32 else "int64")

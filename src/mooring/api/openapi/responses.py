@@ -16,7 +16,7 @@ _DESCRIPTIONS = {
     409: "The request conflicts with the state of a resource or with an earlier request, or cannot complete.",
     410: "The requested events are not available, or the stream is closed.",
     412: "The resource has changed since you read it.",
-    413: "The body is larger than 1 MiB (`/agent/v1/sync`: 16 MiB) or, from a user, has over 4000 values.",
+    413: "The body is larger than 1 MiB (a node's report: 16 MiB) or, from a user, has over 4000 values.",
     415: "The `Content-Type` of the body is not JSON.",
     422: "A field, parameter or header is missing, unknown or not valid for this request.",
     429: "A limit on requests, streams or daily writes is reached. Retry after the time in `Retry-After`.",

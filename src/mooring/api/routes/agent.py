@@ -19,7 +19,7 @@ from mooring.api.http.problems import invalid
 from mooring.api.openapi.responses import errors
 from mooring.api.streaming.channels import Channel
 from mooring.control.instances import streams
-from mooring.control.nodes import heartbeats, nodes, reports, start_secrets, sync_answers
+from mooring.control.nodes import heartbeats, joins, nodes, reports, start_secrets, sync_answers
 from mooring.control.nodes.heartbeats import HeartbeatOutcome, NodeHeartbeat
 from mooring.control.nodes.reports import Applied
 from mooring.core.errors import (
@@ -68,7 +68,7 @@ def _parser_of(kind: type[Message]) -> Callable[[Request], Awaitable[Message]]:
 def _parsed(kind: type[Message], body: bytes) -> Message:
     """Parse a body and ignore unknown fields, which a newer agent may send. Raises Invalid."""
     try:
-        return kind.model_validate_json(body, extra="ignore")
+        return kind.model_validate_json(body, extra="ignore", strict=True)
     except ValidationError as error:
         raise invalid([{**item, "loc": ("body", *item["loc"])} for item in error.errors()]) from None
 
@@ -92,7 +92,7 @@ def join_node(
     """Join a node with a join token, which works once. From then on the node has a credential of its own."""
     address = request.client.host if request.client else None
     with context.credentials.failures.watched(address), context.database.write() as session:
-        node, credential = nodes.join(
+        node, credential = joins.join(
             session, body.token, body.node_name, body.credential_hash, address, request.state.request_id
         )
     return JoinAnswer(

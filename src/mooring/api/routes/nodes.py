@@ -17,7 +17,7 @@ from mooring.api.http.transactions import Call, CurrentCall
 from mooring.api.openapi.responses import errors
 from mooring.api.views import nodes as node_views
 from mooring.control.idempotency import StoredAnswer
-from mooring.control.nodes import nodes
+from mooring.control.nodes import joins, nodes
 from mooring.core.access import Access
 from mooring.core.errors import FactsChangedAgain, GpuInUse, NodeInUse, UnknownProject
 from mooring.core.text import Text
@@ -172,7 +172,7 @@ def create_join_token(body: JoinTokenCreate, context: Ctx, call: CurrentCall) ->
     """Create a join token. It admits one machine, once: `MOORING_JOIN_TOKEN=… mooring agent`."""
 
     def act(session: Session) -> StoredAnswer:
-        token, secret = nodes.create_join_token(session, call.access, body.ttl_s, body.node_name)
+        token, secret = joins.create_join_token(session, call.access, body.ttl_s, body.node_name)
         content = {
             "id": token.id,
             "token": secret,
