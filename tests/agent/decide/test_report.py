@@ -108,3 +108,10 @@ def test_orphans_are_containers_that_no_answer_names() -> None:
     [orphan] = orphans(state, "cpl_1")
     assert (orphan.instance_id, orphan.name, orphan.control_plane_id) == ("c", "mooring-c-3", "cpl_1")
     assert {one.instance_id for one in observed(state)} == {"a", "b", "c"}
+
+
+def test_an_orphan_uses_gpus_until_it_has_ended() -> None:
+    """The control plane places nothing on them, because this agent would not start it."""
+    live = container("a", gpu_uuids=("GPU-1",))
+    ended = container("b", status="exited", gpu_uuids=("GPU-2",))
+    assert [each.gpu_uuids for each in orphans(snapshot(live, ended), "cpl_1")] == [["GPU-1"], []]

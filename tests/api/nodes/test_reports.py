@@ -13,6 +13,8 @@ from tests.nodes import WireNode, observed
 from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
 
+ORPHAN = {"container_id": "beef", "name": "mooring-x-1", "instance_id": "x", "control_plane_id": "cpl_other"}
+
 
 def _state_and_code(sandbox: Sandbox, instance_id: str) -> tuple[str, str | None]:
     shown = sandbox.client.instance(instance_id)
@@ -167,18 +169,34 @@ def test_unknown_containers_are_listed_and_not_removed(sandbox: Sandbox) -> None
     unknown = ObservedInstance.model_validate(
         {"instance_id": "ins_unknown", "attempt": 1, "phase": "running", "container_id": "c0ffee"}
     )
-    foreign = {
-        "container_id": "beef",
-        "name": "mooring-x-1",
-        "instance_id": "x",
-        "control_plane_id": "cpl_other",
-    }
-    reply = sandbox.sync(unknown, orphans=[foreign])
+    reply = sandbox.sync(unknown, orphans=[ORPHAN])
     assert (reply.assignments, reply.removals) == ([], [])
     orphans = sandbox.client.get(f"/v1/nodes/{sandbox.node.id}").json()["orphans"]
     assert [orphan["container_id"] for orphan in orphans] == ["beef", "c0ffee"]
     sandbox.sync()
     assert sandbox.client.get(f"/v1/nodes/{sandbox.node.id}").json()["orphans"] == []
+
+
+def test_a_container_is_listed_as_an_orphan_once(sandbox: Sandbox) -> None:
+    """The agent lists containers that no answer names, and reports their state as well."""
+    unknown = ObservedInstance.model_validate(
+        {"instance_id": "ins_unknown", "attempt": 1, "phase": "running", "container_id": "c0ffee"}
+    )
+    listed = {**ORPHAN, "container_id": "c0ffee", "instance_id": "ins_unknown"}
+    sandbox.sync(unknown, orphans=[listed])
+    (orphan,) = sandbox.client.get(f"/v1/nodes/{sandbox.node.id}").json()["orphans"]
+    assert orphan == {**listed, "gpu_uuids": []}
+
+
+def test_nothing_is_placed_on_gpus_that_orphans_use(sandbox: Sandbox) -> None:
+    uuids = [gpu["uuid"] for gpu in sandbox.client.get(f"/v1/nodes/{sandbox.node.id}").json()["gpus"]]
+    sandbox.sync(orphans=[{**ORPHAN, "gpu_uuids": uuids[:7]}])
+    assignment = sandbox.placed(gpus={"count": 1})
+    assert [grant.gpu_uuid for grant in assignment.grants] == uuids[7:]
+    waiting = sandbox.create(gpus={"count": 7})["id"]
+    wait_until(lambda: sandbox.client.instance(waiting)["reason"]["code"] == "waiting_for_capacity")
+    sandbox.sync(observed(assignment, "running"))
+    sandbox.client.wait(waiting, "scheduled")
 
 
 def test_a_node_cannot_report_instances_of_another_node(sandbox: Sandbox, shared: Client) -> None:

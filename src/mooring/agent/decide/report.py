@@ -32,6 +32,7 @@ def orphans(snapshot: AgentSnapshot, control_plane_id: str) -> list[Orphan]:
             name=f"mooring-{container.instance_id}-{container.attempt}",
             instance_id=container.instance_id,
             control_plane_id=control_plane_id,
+            gpu_uuids=list(container.gpu_uuids) if is_live(container) else [],
         )
         for key, container in sorted(snapshot.containers.items())
         if key not in snapshot.assignments and key not in snapshot.removals

@@ -350,9 +350,13 @@ def _store_orphans(session: Session, node: Node, attempts: Mapping[str, int], re
         query = select(Instance.id, Instance.attempt).where(Instance.id.in_(others))
         attempts = {**attempts, **{row.id: row.attempt for row in session.execute(query)}}
     unknown = [each for each in reported if is_unknown(each, attempts.get(each.instance_id))]
-    listed = [orphan.model_dump() for orphan in (*report.orphans, *map(_orphan, unknown))]
+    by_agent = {orphan.container_id for orphan in report.orphans}
+    others_here = [_orphan(each) for each in unknown if (each.container_id or "") not in by_agent]
+    listed = [orphan.model_dump() for orphan in (*report.orphans, *others_here)]
     if listed != node.orphans:
         node.orphans = listed
+        revisions.changed(session, node.id)
+        notify(session, Topic.SCHEDULE)
 
 
 def _orphan(item: ObservedInstance) -> Orphan:

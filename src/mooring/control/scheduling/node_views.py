@@ -115,7 +115,7 @@ def _views(session: Session, node_ids: Collection[str] | None) -> list[NodeView]
     """The views of these nodes (None: of all), in id order."""
     columns = (
         Node.id, Node.name, Node.silent, Node.problem, Node.draining, Node.cordoned, Node.facts,
-        Node.reserved_for,
+        Node.reserved_for, Node.orphans,
     )  # fmt: skip
     query = select(*columns).where(Node.deleted_at.is_(None), Node.facts.is_not(None)).order_by(Node.id)
     nodes = session.execute(_where_in(query, Node.id, node_ids)).all()
@@ -130,7 +130,7 @@ def _where_in(query: Any, column: ColumnElement[Any] | Any, ids: Collection[str]
 
 
 def _view(node: Row[Any], gpus: Sequence[GpuView], running: Sequence[Running]) -> NodeView:
-    facts = node.facts
+    facts, orphans = node.facts, _used_by_orphans(node)
     cpu_milli, memory = facts["cpus"] * 1000, facts["memory_mib"]
     disk = facts.get("disk") or {}
     return NodeView(
@@ -148,7 +148,7 @@ def _view(node: Row[Any], gpus: Sequence[GpuView], running: Sequence[Running]) -
         cpu_milli_free=cpu_milli - sum(each.cpu_milli for each in running),
         memory_mib_free=allocatable_memory_mib(memory) - sum(each.memory_mib for each in running),
         # An agent of an earlier release allocates whole GPUs only, and none in MIG mode.
-        gpus=tuple(gpus) if facts.get("grants") else tuple(replace(gpu, mig=()) for gpu in gpus),
+        gpus=tuple(_usable(gpu, orphans, mig=bool(facts.get("grants"))) for gpu in gpus),
         swarm=(facts.get("swarm") or {}).get("cluster_id"),
         mps=bool(facts.get("mps")),
         reserved_for=None if node.reserved_for is None else frozenset(node.reserved_for),
@@ -158,6 +158,23 @@ def _view(node: Row[Any], gpus: Sequence[GpuView], running: Sequence[Running]) -
         disk_enforced=bool(disk.get("enforced")),
         disk_pressure=bool(disk.get("pressure")),
     )
+
+
+def _used_by_orphans(node: Row[Any]) -> frozenset[str]:
+    """The GPUs and MIG devices that containers use which nobody knows: the agent starts nothing on them."""
+    return frozenset(uuid for orphan in node.orphans for uuid in orphan.get("gpu_uuids", ()))
+
+
+def _usable(gpu: GpuView, orphans: frozenset[str], *, mig: bool) -> GpuView:
+    """The GPU without the devices that orphans use and, if `mig` is false, without its MIG devices."""
+    if gpu.uuid in orphans:
+        gpu = replace(gpu, milli_free=0)
+    if not mig:
+        return replace(gpu, mig=())
+    if any(device.uuid in orphans for device in gpu.mig):
+        devices = (replace(each, free=each.free and each.uuid not in orphans) for each in gpu.mig)
+        return replace(gpu, mig=tuple(devices))
+    return gpu
 
 
 @dataclass(frozen=True, slots=True)
