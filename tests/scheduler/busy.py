@@ -25,9 +25,9 @@ from mooring.scheduler.model import (
     ReservedPeriod,
     ResourceUsage,
     Running,
-    SchedulingPlan,
     Snapshot,
 )
+from mooring.scheduler.plan import SchedulingPlan
 from tests.scheduler.clusters import A10, H100, SIZES
 
 NOW = 1_000_000.0

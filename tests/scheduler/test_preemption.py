@@ -16,10 +16,10 @@ from mooring.scheduler.model import (
     Request,
     ReservedPeriod,
     Running,
-    SchedulingPlan,
     Snapshot,
 )
 from mooring.scheduler.node_changes import without
+from mooring.scheduler.plan import SchedulingPlan
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.backfill.test_planner import at, placed, running, waits
 from tests.scheduler.busy import NOW, after, rebuilt, snapshots, time_after_evictions

@@ -12,7 +12,8 @@ from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain.reasons import unplaced, would_fit
 from mooring.scheduler.feasibility.filters import fits, refusals
 from mooring.scheduler.feasibility.needs import preference
-from mooring.scheduler.model import NodeView, Request, SchedulingPlan, Snapshot
+from mooring.scheduler.model import NodeView, Request, Snapshot
+from mooring.scheduler.plan import SchedulingPlan
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.busy import NOW, after, busy_node, request, snapshots
 from tests.scheduler.clusters import place_one

@@ -162,5 +162,6 @@ def test_every_request_is_in_the_queue_once(snapshot: Snapshot) -> None:
     schedule(snapshot, cache)
     queue = queue_order(snapshot, cache)
     assert sorted(queue.instance_ids) == sorted(each.instance_id for each in snapshot.requests)
-    assert list(queue.ranks) == sorted(queue.ranks)
+    ranks = [queue.rank(index) for index in range(len(queue.units))]
+    assert ranks == sorted(ranks)
     assert queue == queue_order(snapshot)

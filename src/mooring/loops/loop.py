@@ -63,6 +63,10 @@ class Loop(ABC):
         """Let other threads work for this time, at most `max_rest_s`. Returns at once when the loop stops."""
         self._stopping.wait(min(rest_s, self.max_rest_s))
 
+    def rest_after(self, cpu_s: float) -> float:
+        """For how long to rest after a tick, in seconds."""
+        return cpu_s * self.rest_factor if cpu_s > 0.02 else 0
+
     def wake(self) -> None:
         self._woken.set()
 
@@ -95,5 +99,5 @@ class Loop(ABC):
         return True
 
     def _wait_for_next_tick(self, cpu_s: float) -> None:
-        self.rest(cpu_s * self.rest_factor if cpu_s > 0.02 else 0)
+        self.rest(self.rest_after(cpu_s))
         self._woken.wait(self.interval_s)

@@ -7,31 +7,27 @@ from dataclasses import replace
 
 from sqlalchemy.orm import Session
 
-from mooring.control.instances import preemption, waiting_reasons
+from mooring.control import event_order
+from mooring.control.instances import preemption
 from mooring.control.instances.placements import assign
 from mooring.control.scheduling import pending, usage
 from mooring.control.scheduling.cache import SchedulerCache
-from mooring.core.instance.state import Reason
 from mooring.db.session import Database
 from mooring.db.signals import Topic
 from mooring.loops.loop import Loop
+from mooring.loops.waiting_reasons import WaitingReasons
 from mooring.scheduler.cycle_cache import CycleCache
-from mooring.scheduler.model import Eviction, NodeView, Placement, Request, SchedulingPlan, Snapshot, Unplaced
+from mooring.scheduler.model import Eviction, NodeView, Placement, Request, Snapshot
 from mooring.scheduler.packing.learning import Learning
+from mooring.scheduler.plan import SchedulingPlan
 from mooring.scheduler.schedule import schedule
 
 # Placements written in one transaction: enough to share its fsync, few enough to let others write.
 BATCH = 32
-_REASONS_BATCH = 100
-# Unchanged reasons, too, are written again after this time.
-_REWRITE_REASONS_S = 30.0
 # A new process learns the usual requests from this many of the newest instances.
 _LEARNT_FROM = 4000
 
 _MANY_NODES = 1000
-
-# With `queued_at`: an instance that is queued again gets its reason written again.
-_WrittenReason = tuple[float, Reason]
 
 
 class Scheduling(Loop):
@@ -49,13 +45,14 @@ class Scheduling(Loop):
         self._cache = cache
         self._cycle_cache = CycleCache()
         self._learning: Learning | None = None
-        self._written: dict[str, _WrittenReason] = {}
-        self._rewritten_at = float("-inf")
+        self._reasons = WaitingReasons(database)
         self._counted_at = float("-inf")
 
     def tick(self) -> None:
         with self.database.read() as session:
-            snapshot = self._cache.snapshot(session)
+            complete_to = event_order.complete_to(session)
+        with self.database.read() as session:
+            snapshot = self._cache.snapshot(session, complete_to=complete_to)
             if self._learning is None:
                 self._learning = self._learn(session, snapshot)
                 freeze_gc(snapshot.nodes)
@@ -66,7 +63,12 @@ class Scheduling(Loop):
         self._place(plan.placements, snapshot.requests)
         if plan.evictions:
             self._evict(plan.evictions, snapshot)
-        self._explain(plan.unplaced, snapshot.requests)
+        self._reasons.write(plan.waiting)
+
+    def rest_after(self, cpu_s: float) -> float:
+        """With a long queue, many creates share one cycle."""
+        few_cycles_s = min(8 * cpu_s, 0.2) if cpu_s > 0.01 else 0
+        return max(super().rest_after(cpu_s), few_cycles_s)
 
     def _learn(self, session: Session, snapshot: Snapshot) -> Learning:
         """Learn from recent requests, so that a restart does not lose what was learned."""
@@ -100,23 +102,6 @@ class Scheduling(Loop):
         stopping = {each.instance_id for node in snapshot.nodes for each in node.running if each.stopping}
         with self.database.write() as session:
             preemption.evict(session, evictions, snapshot.policy.preemption_min_run_s, stopping)
-
-    def _explain(self, unplaced: Sequence[Unplaced], requests: Sequence[Request]) -> None:
-        since = {request.instance_id: request.queued_at for request in requests}
-        reasons = {
-            each.instance_id: (since[each.instance_id], waiting_reasons.waiting_reason(each))
-            for each in unplaced
-        }
-        if time.monotonic() - self._rewritten_at > _REWRITE_REASONS_S:
-            self._rewritten_at = time.monotonic()
-            self._written = {}
-        changed = [
-            each for each in unplaced if self._written.get(each.instance_id) != reasons[each.instance_id]
-        ]
-        for start in range(0, len(changed), _REASONS_BATCH):
-            with self.database.write() as session:
-                waiting_reasons.set_reasons(session, changed[start : start + _REASONS_BATCH])
-        self._written = reasons
 
 
 def freeze_gc(nodes: Sequence[NodeView]) -> None:

@@ -6,12 +6,14 @@ from mooring.scheduler.backfill.planner import StartTimes
 from mooring.scheduler.cluster import ClusterState
 from mooring.scheduler.feasibility.node_groups import NodeGroups
 from mooring.scheduler.model import NodeView
+from mooring.scheduler.units import PendingUnits
 
 
 class CycleCache:
     """Only one cycle may use it at a time. A new cache gives the same results, more slowly."""
 
     def __init__(self) -> None:
+        self.units = PendingUnits()
         self._begin()
 
     def _begin(self) -> None:

@@ -312,13 +312,3 @@ class Unplaced:
     summary: str  # one sentence for people: "no node has 2 free H100 (best: 1 on gpu-7)"
     over: Over | None = None  # the quota that it waits for
     code: str = "waiting_for_capacity"  # the reason's; see docs/errors.md
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulingPlan:
-    placements: tuple[Placement, ...]
-    unplaced: tuple[Unplaced, ...]
-    evictions: tuple[Eviction, ...] = ()
-    forecasts: tuple[Forecast, ...] = ()
-    order: tuple[str, ...] = ()  # the instances of `unplaced`, in the order of the queue
-    with_slots: tuple[str, ...] = ()  # instances whose slot moves them forward in the next cycle's queue

@@ -6,30 +6,18 @@ backfill slot keeps its position when another project's share shrinks: otherwise
 """
 
 import math
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from itertools import groupby
-from typing import Literal
 
 from mooring.scheduler.cluster import Resources
 from mooring.scheduler.model import ProjectView, Snapshot
-from mooring.scheduler.units import Unit
+from mooring.scheduler.packing.search import Key
+from mooring.scheduler.queue_order import QueueOrder, Rank, Segment, Standing
+from mooring.scheduler.units import EqualUnits, PendingUnits, Unit
 
-# `promised`: the unit has a backfill slot.
-Because = Literal["priority", "overdue", "guarantee", "promised", "fair_share", "age"]
-_RULES: tuple[Because, ...] = ("priority", "overdue", "guarantee", "promised", "fair_share", "age")
-Rank = tuple[int, int, int, int, float, tuple[float, str]]  # a value for each of the rules
 _NO_PROJECT = ProjectView()
-
-
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """An instance ahead of another in the queue, and the first rule that decides it."""
-
-    instance_id: str
-    because: Because
 
 
 class ProjectShares:
@@ -85,63 +73,111 @@ class ProjectShares:
         held.memory_mib += memory_mib
 
 
-class SchedulingQueue:
-    """The pending units in scheduling order, which changes with each placement."""
+@dataclass(slots=True)
+class _Lane:
+    """Equal units, the oldest first, all before or all after they became overdue, from `next` to `end`."""
 
-    def __init__(self, snapshot: Snapshot, units: Iterable[Unit], shares: ProjectShares) -> None:
+    equal: EqualUnits
+    next: int
+    end: int
+    skipped: set[int]  # places of units that have a lane of their own
+
+    @property
+    def head(self) -> Unit:
+        return self.equal.units[self.next]
+
+    def segment(self) -> Segment:
+        """The ages and the units, from `next` on."""
+        ages, units = self.equal.ages[self.next : self.end], self.equal.units[self.next : self.end]
+        for place in sorted(self.skipped, reverse=True):
+            if self.next <= place < self.end:
+                del ages[place - self.next], units[place - self.next]
+        return tuple(ages), tuple(units)
+
+    def advance(self) -> bool:
+        """Go to the next unit, and return whether there is one."""
+        self.next += 1
+        while self.next < self.end and self.next in self.skipped:
+            self.next += 1
+        return self.next < self.end
+
+
+class SchedulingQueue:
+    """The pending units in scheduling order, which changes with each placement.
+
+    Args:
+        alone: an instance whose unit is not dropped with its equals.
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, units: PendingUnits, shares: ProjectShares, alone: str | None = None
+    ) -> None:
         self._snapshot = snapshot
         self._shares = shares
         self._units = units
+        self._alone = frozenset() if alone is None else frozenset({alone})
+        self._dropped: set[Key] = set()
 
     def __iter__(self) -> Iterator[Unit]:
         """Placements made between two units affect the order of those that follow."""
-        by_priority = sorted(self._units, key=lambda unit: -unit.priority)
-        for _priority, same in groupby(by_priority, key=lambda unit: unit.priority):
-            units = sorted(same, key=_age)
-            yield from (unit for unit in units if self._overdue(unit))
-            yield from self._by_share([unit for unit in units if not self._overdue(unit)])
-
-    def _by_share(self, units: Iterable[Unit]) -> Iterator[Unit]:
-        """Yield the unit with the lowest rank, again and again. Within a lane, ranks differ only by age."""
-        lanes: dict[tuple[str, bool, bool], deque[Unit]] = {}
-        for unit in units:
-            lane_key = unit.project_id, bool(unit.gpu_milli), self._has_slot(unit)
-            lanes.setdefault(lane_key, deque()).append(unit)
-        heap = [(self.rank(lane[0]), key) for key, lane in lanes.items()]
+        lanes = list(self._lanes())
+        heap = [(self.rank(lane.head), number) for number, lane in enumerate(lanes)]
         heapify(heap)
         while heap:
-            rank, key = heappop(heap)
-            lane = lanes[key]
-            if (current := self.rank(lane[0])) != rank:
-                heappush(heap, (current, key))  # the share of the lane's project has grown
+            rank, number = heappop(heap)
+            lane = lanes[number]
+            if lane.equal.key in self._dropped and lane.head.first.instance_id not in self._alone:
                 continue
-            yield lane.popleft()
-            if lane:
-                heappush(heap, (self.rank(lane[0]), key))
+            if (current := self.rank(lane.head)) != rank:
+                heappush(heap, (current, number))  # the share of the lane's project has grown
+                continue
+            yield lane.head
+            if lane.advance():
+                heappush(heap, (self.rank(lane.head), number))
+
+    def drop(self, unit: Unit) -> None:
+        """Leave out the units that are equal to this one from now on."""
+        if (equal := self._units.equal_to(unit.first.instance_id)) is not None:
+            self._dropped.add(equal.key)
+
+    def order(self) -> QueueOrder:
+        """All units by their present ranks. Later placements do not change the result."""
+        segments: dict[Standing, list[Segment]] = {}
+        for lane in self._lanes():
+            segments.setdefault(self._standing(lane.head), []).append(lane.segment())
+        return QueueOrder(tuple((each, tuple(sorted(segments[each]))) for each in sorted(segments)))
+
+    def _lanes(self) -> Iterator[_Lane]:
+        """Each overdue unit is before those that are not; a unit with a slot has a lane of its own."""
+        apart: dict[Key, set[int]] = {}
+        for instance_id in self._alone | self._snapshot.with_slots:
+            if (equal := self._units.equal_to(instance_id)) is not None:
+                apart.setdefault(equal.key, set()).add(equal.place_of(instance_id))
+        for equal in self._units:
+            places = apart.get(equal.key, set())
+            overdue = bisect_left(equal.ages, 1, key=lambda age: 0 if self._overdue(age[0]) else 1)
+            for first, end in ((0, overdue), (overdue, len(equal.units))):
+                lane = _Lane(equal, first - 1, end, places)
+                if lane.advance():
+                    yield lane
+            yield from (_Lane(equal, place, place + 1, set()) for place in places)
 
     def rank(self, unit: Unit) -> Rank:
         """The lowest rank is first."""
-        overdue = self._overdue(unit)
+        return (*self._standing(unit), unit.age)
+
+    def _standing(self, unit: Unit) -> Standing:
+        overdue = self._overdue(unit.queued_at)
         return (
             -unit.priority,
             not overdue,
             not overdue and not self._shares.below_guarantee(unit),
             not overdue and not self._has_slot(unit),
             0.0 if overdue else self._shares.dominant(unit.project_id),
-            _age(unit),
         )
 
-    def _overdue(self, unit: Unit) -> bool:
-        return self._snapshot.now - unit.queued_at > self._snapshot.policy.overdue_after_s
+    def _overdue(self, queued_at: float) -> bool:
+        return self._snapshot.now - queued_at > self._snapshot.policy.overdue_after_s
 
     def _has_slot(self, unit: Unit) -> bool:
         return unit.first.instance_id in self._snapshot.with_slots
-
-
-def because(first: Rank, second: Rank) -> Because:
-    """The rule that puts the first ahead of the second."""
-    return next(name for name, a, b in zip(_RULES, first, second, strict=True) if a != b)
-
-
-def _age(unit: Unit) -> tuple[float, str]:
-    return unit.queued_at, unit.first.instance_id

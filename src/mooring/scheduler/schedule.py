@@ -6,13 +6,14 @@ from dataclasses import replace
 from mooring.scheduler.backfill.deferral import DeferralPlanner
 from mooring.scheduler.backfill.planner import BackfillPlanner
 from mooring.scheduler.cycle_cache import CycleCache
-from mooring.scheduler.explain.unplaced import explain_all
+from mooring.scheduler.explain.unplaced import Explanations
 from mooring.scheduler.feasibility import quotas
 from mooring.scheduler.gangs import gangs
-from mooring.scheduler.model import Placement, Quota, SchedulingPlan, Snapshot, Unplaced
+from mooring.scheduler.model import Placement, Quota, Snapshot
 from mooring.scheduler.packing.search import Found, Key
+from mooring.scheduler.plan import SchedulingPlan, Waiting
 from mooring.scheduler.queue import ProjectShares, SchedulingQueue
-from mooring.scheduler.units import Unit, units_of
+from mooring.scheduler.units import EqualUnits, Unit
 
 
 def schedule(snapshot: Snapshot, cache: CycleCache | None = None) -> SchedulingPlan:
@@ -41,13 +42,14 @@ class SchedulingCycle:
         self._node_groups = cache.node_groups
         self.cluster = cluster
         self._quotas: dict[str, Quota] = dict(snapshot.quotas)
-        self._units = units_of(snapshot.requests)
+        cache.units.update(snapshot.requests)
+        self._units = cache.units
         self._shares = ProjectShares(snapshot, cluster.held, cluster.total)
+        self._order = SchedulingQueue(snapshot, self._units, self._shares).order()
         self.backfill = BackfillPlanner(cluster, self._at)
         self._deferral = DeferralPlanner(snapshot, cache.start_times, cluster, self._shares, self.backfill)
         self.placements: list[Placement] = []
         self.decided: list[Unit] = []  # in the order of the queue
-        self._waiting: list[Unit] = []
         self._failed: set[Key] = set()
 
     def decisions(self) -> SchedulingPlan:
@@ -59,54 +61,68 @@ class SchedulingCycle:
     def plan(self) -> SchedulingPlan:
         for _ in self.steps():
             pass
-        return self._explained_plan(self._waiting)
+        return self._plan(self._explained(self._units))
 
     def steps(self) -> Iterator[Unit]:
-        """Decide one unit at a time, as the caller iterates."""
-        for unit in self._queue():
-            self._decide(unit.with_quota(self._quotas))
+        """Decide one unit at a time, as the caller iterates.
+
+        Units that cannot be placed, because an equal one could not, are left out.
+        """
+        queue = SchedulingQueue(self.snapshot, self._units, self._shares)
+        for unit in queue:
+            self._decide(queue, unit)
             yield unit
 
     def plan_for(self, instance_id: str) -> SchedulingPlan:
-        for unit in self.steps():
+        queue = SchedulingQueue(self.snapshot, self._units, self._shares, instance_id)
+        for unit in queue:
+            self._decide(queue, unit)
             if _has(unit, instance_id):
                 break
-        return self._explained_plan([unit for unit in self._waiting if _has(unit, instance_id)])
+        equal = self._units.equal_to(instance_id)
+        return self._plan(self._explained([equal] if equal else []))
 
     def before(self, instance_id: str) -> Unit | None:
         """Decide the units ahead of an instance, and return its unit; None if it is not pending."""
-        for unit in self._queue():
+        queue = SchedulingQueue(self.snapshot, self._units, self._shares, instance_id)
+        for unit in queue:
             if _has(unit, instance_id):
                 return unit.with_quota(self._quotas)
-            self._decide(unit.with_quota(self._quotas))
+            self._decide(queue, unit)
         return None
 
-    def _queue(self) -> SchedulingQueue:
-        return SchedulingQueue(self.snapshot, self._units, self._shares)
+    def _explained(self, units: Iterable[EqualUnits]) -> Iterator[Waiting]:
+        """Why the units that are not placed wait."""
+        placed = {each.instance_id for each in self.placements}
+        explanations = Explanations(self.cluster, self._node_groups, self._at)
+        for equal in sorted(units, key=lambda equal: equal.ages[0]):
+            queued = equal.queued
+            if placed and not placed.isdisjoint(equal.ids):
+                queued = tuple(each for each in queued if each[1] not in placed)
+            if queued:
+                yield Waiting(queued, explanations.of(equal.units[-1].with_quota(self._quotas)))
 
-    def _explained_plan(self, units: Iterable[Unit]) -> SchedulingPlan:
-        waiting = [unit.with_quota(self._quotas) for unit in units]
-        return self._plan(explain_all(self.cluster, self._node_groups, waiting, self._at))
-
-    def _plan(self, unplaced: tuple[Unplaced, ...]) -> SchedulingPlan:
+    def _plan(self, waiting: Iterable[Waiting]) -> SchedulingPlan:
         return SchedulingPlan(
             tuple(self.placements),
-            unplaced,
+            tuple(waiting),
             tuple(self._deferral.evictions),
             tuple(self.backfill.forecasts),
-            tuple(each.instance_id for each in unplaced),
+            self._order,
             tuple(self._deferral.with_slots),
         )
 
-    def _decide(self, unit: Unit) -> None:
+    def _decide(self, queue: SchedulingQueue, pending: Unit) -> None:
+        unit = pending.with_quota(self._quotas)
         self.decided.append(unit)
         if found := self._try_to_place(unit):
             self._record(unit, found)
-            return
-        self._waiting.append(unit)
-        if gangs.is_complete(self.cluster, unit) and self._deferral.defer(unit):
+        elif gangs.is_complete(self.cluster, unit) and self._deferral.defer(unit):
             # For fair share, its GPUs count as allocated, because they will be.
             self._shares.take(unit.project_id, unit.gpu_milli, 0, 0)
+        else:
+            # During this cycle nothing is released: equal units can neither be placed nor deferred.
+            queue.drop(pending)
 
     def _try_to_place(self, unit: Unit) -> list[Found] | None:
         """Find nodes for the unit. Once one does not fit, equal units are not tried: nothing is released."""

@@ -25,7 +25,8 @@ THREADS = 40  # anyio's default number of worker threads
 PENDING: dict[str, Any] = {"image": "a", "gpus": {"count": 64}}
 REQUESTS_OF = {str(action_class): most for action_class, most in REQUESTS.items()}
 # A part of the query in `control/events.py`, as SQLAlchemy renders it.
-PAGE_QUERY = "WHERE events.seq >"
+# The scheduling loop reads events too, but not their data.
+PAGE_QUERY = "events.data \nFROM events \nWHERE events.seq >"
 
 
 @pytest.fixture

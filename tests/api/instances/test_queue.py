@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 import pytest
 
-from mooring.scheduler import queue
+from mooring.scheduler import queue_order
 from mooring.schemas import queue as schemas
 from tests.nodes import WireNode
 from tests.problems import problem
@@ -105,7 +105,7 @@ def test_entries_of_other_projects_show_no_names_labels_and_ids(
 
 
 def test_the_documented_order_rules_are_the_schedulers() -> None:
-    assert get_args(schemas.Because) == get_args(queue.Because)
+    assert get_args(schemas.Because) == get_args(queue_order.Because)
 
 
 def test_the_queue_is_paged(client: Client, busy: dict[str, Any]) -> None:

@@ -19,9 +19,9 @@ from mooring.scheduler.model import (
     Request,
     ReservedPeriod,
     Running,
-    SchedulingPlan,
     Snapshot,
 )
+from mooring.scheduler.plan import SchedulingPlan
 from mooring.scheduler.schedule import SchedulingCycle, schedule
 from tests.scheduler.busy import NOW, after, rebuilt, snapshots, with_running
 from tests.scheduler.clusters import H100, gpus, node, request

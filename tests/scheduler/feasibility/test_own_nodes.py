@@ -17,7 +17,7 @@ from mooring.scheduler.preemption import Preemption
 from mooring.scheduler.queue import ProjectShares
 from mooring.scheduler.reservations import ReservationSpec, choose, reservable_gpus
 from mooring.scheduler.schedule import schedule
-from mooring.scheduler.units import units_of
+from mooring.scheduler.units import Unit
 from tests.scheduler.clusters import AT, H100, h100s, place_one, request
 
 OWNER, OTHER = "prj_owner", "prj_other"
@@ -187,6 +187,5 @@ def test_nodes_of_other_projects_are_not_searched_for_victims() -> None:
         shares = ProjectShares(snapshot, cache.cluster.held, cache.cluster.total)
         planner = BackfillPlanner(cache.cluster, AT)
         preemption = Preemption(cache.cluster, snapshot, shares, planner)
-        (unit,) = units_of((pending,))
-        lower_bounds.append(preemption._min_victims_on(unit, pending, full))
+        lower_bounds.append(preemption._min_victims_on(Unit((pending,)), pending, full))
     assert lower_bounds == [0, 1]

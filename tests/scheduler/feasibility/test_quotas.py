@@ -12,7 +12,8 @@ from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain.reasons import explain, unplaced, would_fit
 from mooring.scheduler.feasibility import quotas
 from mooring.scheduler.feasibility.filters import fits
-from mooring.scheduler.model import NodeView, Over, Placement, Quota, Request, SchedulingPlan, Snapshot
+from mooring.scheduler.model import NodeView, Over, Placement, Quota, Request, Snapshot
+from mooring.scheduler.plan import SchedulingPlan
 from mooring.scheduler.schedule import SchedulingCycle, schedule
 from tests.scheduler.busy import after
 from tests.scheduler.clusters import A10, AT, H100, gpus, h100s, node, nodes, place_one, request, requests

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from sqlalchemy import update
 from sqlalchemy.orm import Session, object_session
 
 from mooring.control import concurrency, events, locks, revisions
@@ -121,6 +122,9 @@ def patch(
     row.spec = {**row.spec, **_values(row, [name for name in CHANGEABLE_FIELDS if name in changes])}
     if row.node_id is not None and row.state in HOLDS_GPUS:
         revisions.changed(session, row.node_id)
+    if row.state is State.PENDING:
+        changed = Project.pending_changes + 1
+        session.execute(update(Project).where(Project.id == row.project_id).values(pending_changes=changed))
     touch(session, row)
     _count_patched(session, row, stored_before, labelled="labels" in changes)
     was, became = audit_log.changes(before, _values(row, changes))

@@ -1,7 +1,7 @@
 """Sets the reason of pending instances: why the last scheduling cycle did not place them."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
@@ -14,16 +14,15 @@ from mooring.db.tables import Instance
 from mooring.scheduler.model import Unplaced
 
 
-def set_reasons(session: Session, unplaced: Sequence[Unplaced]) -> None:
-    """Set the reason of each instance that is still pending and whose reason has changed.
+def set_reasons(session: Session, unplaced: Mapping[str, Unplaced]) -> None:
+    """Set the reason of each instance, by id, that is still pending and whose reason has changed.
 
     One statement for each distinct reason, however many instances have it.
     """
     ids_by_reason: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for item in unplaced:
-        reason = waiting_reason(item)
-        ids_by_reason[reason.code, reason.message].append(item.instance_id)
-    _lock(session, [item.instance_id for item in unplaced])
+    for instance_id, item in unplaced.items():
+        ids_by_reason[item.code, item.summary].append(instance_id)
+    _lock(session, list(unplaced))
     for (code, message), instance_ids in sorted(ids_by_reason.items()):
         changed = session.scalars(_update(instance_ids, Reason(code=code, message=message))).all()
         notify(session, *map(Topic.instance, changed))

@@ -2,10 +2,9 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 
 from sqlalchemy.orm import Session
 
@@ -16,7 +15,8 @@ from mooring.control.scheduling.pending import Pending
 from mooring.core.policy import Policy
 from mooring.db.types import now
 from mooring.scheduler.cycle_cache import CycleCache
-from mooring.scheduler.model import NodeView, SchedulingPlan, Snapshot
+from mooring.scheduler.model import NodeView, Snapshot
+from mooring.scheduler.plan import SchedulingPlan
 
 
 class SchedulerCache:
@@ -25,7 +25,7 @@ class SchedulerCache:
     def __init__(self, policy: Policy | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.policy = policy or Policy()
         self._nodes = NodeViews(clock)
-        self._pending = Pending()
+        self._pending = Pending(clock)
         self._lock = threading.Lock()
         self._last_cycle: CompletedCycle | None = None
         self.evaluating_lock = threading.Lock()
@@ -43,12 +43,24 @@ class SchedulerCache:
         """Read these nodes again next time, because the cached values turned out to be wrong."""
         self._nodes.invalidate(node_ids)
 
-    def snapshot(self, session: Session) -> Snapshot:
-        """The nodes, the pending requests, and what their order depends on."""
+    def snapshot(
+        self, session: Session, *, added: Collection[str] = (), complete_to: float | None = None
+    ) -> Snapshot:
+        """The nodes, the pending requests, and what their order depends on.
+
+        Args:
+            added: pending instances that this transaction has added.
+            complete_to: for the scheduling loop, as in `Pending.refresh`.
+        """
         # Nodes first: an instance placed between the two reads is then in neither, rather than in both.
         nodes = self.nodes(session)
         with self._lock:
-            requests = self._pending.current(session)
+            if complete_to is None:
+                requests = self._pending.current(session)
+            else:
+                requests = self._pending.refresh(session, complete_to)
+            if added:
+                requests += self._pending.added(session, added)
         return Snapshot(
             nodes=nodes,
             requests=requests,
@@ -91,7 +103,7 @@ class SchedulerCache:
     @property
     def positions(self) -> Mapping[str, int]:
         """Queue positions, from 1, of all instances that the last scheduling cycle left pending."""
-        return self._last_cycle.positions if self._last_cycle else {}
+        return self._last_cycle.plan.positions if self._last_cycle else {}
 
 
 @dataclass(frozen=True)
@@ -100,7 +112,3 @@ class CompletedCycle:
 
     snapshot: Snapshot
     plan: SchedulingPlan
-
-    @cached_property
-    def positions(self) -> Mapping[str, int]:
-        return {instance_id: place for place, instance_id in enumerate(self.plan.order, 1)}

@@ -20,11 +20,12 @@ from mooring.scheduler.model import (
     Refusal,
     Request,
     ResourceUsage,
-    SchedulingPlan,
     Snapshot,
     Unplaced,
 )
-from mooring.scheduler.queue import Ahead, ProjectShares
+from mooring.scheduler.plan import SchedulingPlan
+from mooring.scheduler.queue import ProjectShares
+from mooring.scheduler.queue_order import Ahead, QueueOrder
 from mooring.scheduler.schedule import schedule
 
 # Maximum age of an evaluation: recent usage and declared end times change with time alone.
@@ -82,7 +83,7 @@ class Evaluation:
         return {request.instance_id: request for request in self.snapshot.requests}
 
     @cached_property
-    def line(self) -> forecasts.QueueOrder:
+    def line(self) -> QueueOrder:
         return forecasts.queue_order(self.snapshot, self._cache)
 
     @cached_property
@@ -127,17 +128,13 @@ class Evaluation:
         return {each.instance_id: each for each in self._plan.placements}
 
     @cached_property
-    def _unplaced(self) -> Mapping[str, Unplaced]:
-        return {each.instance_id: each for each in self._plan.unplaced}
-
-    @cached_property
     def _forecasts(self) -> forecasts.Forecasts:
         return forecasts.Forecasts(self.snapshot, self._forecast_cache)
 
     def _evaluate(self, request: Request) -> Outcome:
         snapshot, instance_id = self.snapshot, request.instance_id
         request = replace(request, quota=snapshot.quotas.get(request.project_id))
-        placed, unplaced = self._placements.get(instance_id), self._unplaced.get(instance_id)
+        placed, unplaced = self._placements.get(instance_id), self._plan.why(instance_id)
         nodes = [node for node in snapshot.nodes if placed is None or node.id != placed.node_id]
         refused = refusals_of(nodes, request, snapshot.at)
         if placed is not None:

@@ -62,8 +62,8 @@ def place_now(session: Session, cache: SchedulerCache, rows: Sequence[Instance])
     session.flush()
     # Lock before reading, so that no other transaction allocates what is seen here as free.
     locks.placing(session)
-    snapshot = cache.snapshot(session)
     ids = {row.id for row in rows}
+    snapshot = cache.snapshot(session, added=ids)
     request = next(each for each in snapshot.requests if each.instance_id in ids)
     # Other transactions wait for the locks of this one, so it does not wait for running explanations.
     with cache.immediate_placement() as cycle_cache:

@@ -1,25 +1,44 @@
-"""Pending instances as scheduler requests, cached between cycles since a long queue changes little."""
+"""Pending instances as scheduler requests. Only those that have changed since the last read are read again.
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+Each change of an instance's state has an event. A PATCH of a pending instance has none; it changes
+`Project.pending_changes` instead.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.orm import Session
 
-from mooring.control.instances import gangs, placement_rules
+from mooring.control.instances import gangs
 from mooring.control.scheduling import requests
 from mooring.core.instance.spec import CHANGEABLE_FIELDS
 from mooring.core.instance.state import State
-from mooring.db.tables import Instance, Project
+from mooring.db.tables import Event, Instance, Project
 from mooring.db.types import JsonObject
 from mooring.scheduler.model import Gang, Request
 
 _CHUNK = 1000
+# Everything is read again after this time.
+READ_ALL_S = 60.0
 _changeable = attrgetter(*CHANGEABLE_FIELDS)
-_NO_SELECTOR: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _ProjectRules:
+    """What a project's row says about its pending instances."""
+
+    changes: int = 0  # see `Project.pending_changes`
+    disk_limits: bool = False
+    host_network: bool = False  # of groups
+    selector: tuple[tuple[str, str], ...] = ()
+
+
+_NO_RULES = _ProjectRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,52 +48,160 @@ class _Key:
     queued_at: datetime
     changeable: tuple[Any, ...]  # as CHANGEABLE_FIELDS
     gang: Gang | None
-    project_selector: Mapping[str, str]
-    disk_limits: bool
+    rules: _ProjectRules
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A pending instance."""
+
+    queued_at: datetime
+    changeable: tuple[Any, ...]
+    group_id: str | None
+    project_id: str
 
 
 class Pending:
-    """The requests of pending instances, oldest first. Not thread-safe."""
+    """The requests of all pending instances. Not thread-safe.
 
-    def __init__(self) -> None:
-        self._cached: dict[str, tuple[_Key, Request]] = {}
+    Sessions may be older than what is cached: then they change nothing.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._read_at: float | None = None  # when everything was last read
+        self._floor = 0  # every event up to this `seq` is included
+        self._seen: frozenset[int] = frozenset()  # later events that are included
+        self._rules: Mapping[str, _ProjectRules] = {}
+        self._gangs: dict[str, Gang] = {}
+        self._rows: dict[str, _Row] = {}
+        self._requests: dict[str, tuple[_Key, Request]] = {}
+        self._current: tuple[Request, ...] = ()
+
+    def refresh(self, session: Session, complete_to: float) -> tuple[Request, ...]:
+        """As `current`; also forgets which events it has seen, and reads everything if that is due.
+
+        Args:
+            complete_to: what `event_order.complete_to` returned in a transaction that ended before `session`.
+        """
+        if self._read_at is None or self._clock() - self._read_at >= READ_ALL_S:
+            newest = session.scalar(select(func.max(Event.seq))) or 0
+            self._floor = max(self._floor, int(min(complete_to, newest)))
+            self._seen = frozenset(_events(session, self._floor))
+            return self._read_all(session)
+        current = self.current(session)
+        self._floor = int(min(complete_to, max(self._seen, default=self._floor)))
+        self._seen = frozenset(seq for seq in self._seen if seq > self._floor)
+        return current
 
     def current(self, session: Session) -> tuple[Request, ...]:
-        """The requests that may be placed: without those of groups that wait for a member (`gangs.of`)."""
-        columns = (
-            Instance.id, Instance.queued_at, Instance.group_id, Instance.project_id,
-            Project.require_disk_limits, *(getattr(Instance, name) for name in CHANGEABLE_FIELDS),
-        )  # fmt: skip
-        query = (
-            select(*columns)
-            .join(Project, Project.id == Instance.project_id)
-            .where(Instance.state == State.PENDING)
+        """The requests that may be placed: without those of groups that wait for a member (`gangs.of`).
+
+        Unchanged requests are the same objects; if nothing has changed, so is the tuple.
+        """
+        if self._read_at is None:
+            return Pending(self._clock)._read_all(session)
+        events = _events(session, self._floor)
+        if not self._seen <= events.keys():
+            return self._current  # the session began before the one that was last used here
+        rules = _rules(session)
+        changed_projects = {each for each, _rule in rules.items() ^ self._rules.items()}
+        changed = {instance_id for seq, instance_id in events.items() if seq not in self._seen}
+        if changed_projects:
+            changed |= {each for each, row in self._rows.items() if row.project_id in changed_projects}
+        self._seen, self._rules = frozenset(events), rules
+        if changed:
+            self._read_changed(session, changed)
+        return self._current
+
+    def added(self, session: Session, instance_ids: Collection[str]) -> tuple[Request, ...]:
+        """The requests of instances that this transaction has added; they are not cached."""
+        alone = Pending(self._clock)
+        alone._rules = _rules(session)
+        alone._read_changed(session, set(instance_ids))
+        return alone._current
+
+    def _read_all(self, session: Session) -> tuple[Request, ...]:
+        self._read_at = self._clock()
+        self._rules = _rules(session)
+        self._rows = dict(_rows(session, Instance.state == State.PENDING))
+        groups = {row.group_id for row in self._rows.values() if row.group_id}
+        self._gangs = gangs.of(session, groups)
+        self._requests = {each: self._requests[each] for each in self._requests.keys() & self._rows.keys()}
+        self._update(session, self._rows.keys())
+        return self._current
+
+    def _read_changed(self, session: Session, changed: set[str]) -> None:
+        found: dict[str, tuple[State, str | None]] = {}
+        for chunk in _chunks(changed):
+            query = select(Instance.id, Instance.state, Instance.group_id).where(Instance.id.in_(chunk))
+            found.update((row.id, (row.state, row.group_id)) for row in session.execute(query))
+        pending = [each for each, (state, _group) in found.items() if state is State.PENDING]
+        for gone in changed.difference(pending):
+            self._rows.pop(gone, None)
+            self._requests.pop(gone, None)
+        for chunk in _chunks(pending):
+            self._rows.update(_rows(session, Instance.id.in_(chunk)))
+        groups = {group for _state, group in found.values() if group}
+        self._update(session, {*pending, *self._read_gangs(session, groups)})
+
+    def _read_gangs(self, session: Session, groups: set[str]) -> set[str]:
+        """Read these groups again, and return their pending members."""
+        if not groups:
+            return set()
+        self._gangs = {each: gang for each, gang in self._gangs.items() if each not in groups}
+        self._gangs |= gangs.of(session, groups)
+        return {each for each, row in self._rows.items() if row.group_id in groups}
+
+    def _update(self, session: Session, changed: Collection[str]) -> None:
+        """Update the requests of these instances, which are pending."""
+        unread = [each for each in changed if each not in self._requests]
+        read = {each.instance_id: each for each in _specs(session, unread)}
+        for instance_id in changed:
+            row = self._rows[instance_id]
+            gang = self._gangs.get(row.group_id) if row.group_id else None
+            before, request = self._requests.get(instance_id, (None, read.get(instance_id)))
+            if request is None or (row.group_id and gang is None):
+                self._requests.pop(instance_id, None)
+                continue
+            key = _Key(row.queued_at, row.changeable, gang, self._rules.get(row.project_id, _NO_RULES))
+            if key != before:
+                self._requests[instance_id] = key, _with(key, request)
+        self._current = tuple(request for _key, request in self._requests.values())
+
+
+def _events(session: Session, after: int) -> dict[int, str]:
+    """The instances of the readable events after a `seq`."""
+    query = select(Event.seq, Event.instance_id).where(Event.seq > after, Event.instance_id.is_not(None))
+    return {row.seq: row.instance_id for row in session.execute(query)}
+
+
+def _rules(session: Session) -> dict[str, _ProjectRules]:
+    """By project; without those that have none."""
+    columns = (
+        Project.id, Project.pending_changes, Project.require_disk_limits, Project.host_network,
+        Project.node_selector,
+    )  # fmt: skip
+    has_any = (
+        (Project.pending_changes > 0) | Project.require_disk_limits | Project.host_network
+        | Project.node_selector.is_not(None)
+    )  # fmt: skip
+    return {
+        row.id: _ProjectRules(
+            row.pending_changes, row.require_disk_limits, row.host_network,
+            tuple(sorted((row.node_selector or {}).items())),
         )
-        rows = session.execute(query.order_by(Instance.queued_at, Instance.id)).all()
-        gang_of = gangs.of(session, {row.group_id for row in rows if row.group_id is not None})
-        selector_of = placement_rules.selectors(session)
-        keys = {
-            row.id: _key(row, gang_of.get(row.group_id or ""), selector_of.get(row.project_id, _NO_SELECTOR))
-            for row in rows
-            if row.group_id is None or row.group_id in gang_of
-        }
-        known: dict[str, tuple[_Key | None, Request]] = dict(self._cached)
-        unread = [row.id for row in rows if row.id not in known]
-        known.update((key, (None, request)) for key, request in _read(session, unread).items())
-        self._cached = {
-            instance_id: _current(key, *known[instance_id])
-            for instance_id, key in keys.items()
-            if instance_id in known
-        }
-        return tuple(request for _key, request in self._cached.values())
+        for row in session.execute(select(*columns).where(has_any, Project.deleted_at.is_(None)))
+    }  # fmt: skip
 
 
-def _key(row: Any, gang: Gang | None, selector: Mapping[str, str]) -> _Key:
-    return _Key(row.queued_at, _changeable(row), gang, selector, row.require_disk_limits)
-
-
-def _current(key: _Key, before: _Key | None, request: Request) -> tuple[_Key, Request]:
-    return (before, request) if key == before else (key, _with(key, request))
+def _rows(session: Session, condition: ColumnElement[bool]) -> Iterator[tuple[str, _Row]]:
+    columns = (
+        Instance.id, Instance.queued_at, Instance.group_id, Instance.project_id,
+        *(getattr(Instance, name) for name in CHANGEABLE_FIELDS),
+    )  # fmt: skip
+    for row in session.execute(select(*columns).where(condition)):
+        yield row.id, _Row(row.queued_at, _changeable(row), row.group_id, row.project_id)
 
 
 def _with(key: _Key, request: Request) -> Request:
@@ -82,22 +209,20 @@ def _with(key: _Key, request: Request) -> Request:
         request,
         queued_at=key.queued_at.timestamp(),
         gang=key.gang,
-        project_selector=key.project_selector,
-        disk_limits=key.disk_limits,
+        project_selector=dict(key.rules.selector),
+        disk_limits=key.rules.disk_limits,
         **dict(zip(CHANGEABLE_FIELDS, key.changeable, strict=True)),
     )
 
 
-def _read(session: Session, instance_ids: Sequence[str]) -> Mapping[str, Request]:
-    found: dict[str, Request] = {}
-    for start in range(0, len(instance_ids), _CHUNK):
-        found.update(_requests(session, instance_ids[start : start + _CHUNK]))
-    return found
+def _specs(session: Session, instance_ids: Iterable[str]) -> Iterator[Request]:
+    for chunk in _chunks(instance_ids):
+        yield from _select(session, _COLUMNS.where(Instance.id.in_(chunk)))
 
 
-def _requests(session: Session, instance_ids: Collection[str]) -> Mapping[str, Request]:
-    found = _select(session, _COLUMNS.where(Instance.id.in_(instance_ids)))
-    return {request.instance_id: request for request in found}
+def _chunks(ids: Iterable[str]) -> Iterator[Sequence[str]]:
+    listed = sorted(ids)
+    return (listed[start : start + _CHUNK] for start in range(0, len(listed), _CHUNK))
 
 
 def recent_requests(session: Session, most: int) -> tuple[Request, ...]:

@@ -1,16 +1,17 @@
 """The queue in the scheduler's order, and the usage of each project."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from sqlalchemy.orm import Session
 
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.core.instance.spec import WHOLE_MILLI
-from mooring.scheduler.explain.forecasts import QueueOrder
 from mooring.scheduler.feasibility.needs import gpu_milli
 from mooring.scheduler.model import Forecast, ProjectView, Request, Snapshot
-from mooring.scheduler.queue import Because, ProjectShares, because
+from mooring.scheduler.queue import ProjectShares
+from mooring.scheduler.queue_order import Because, QueueOrder, because
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,35 @@ class ProjectStanding:
     dominant_share: float
 
 
+class QueueEntries(Sequence[QueueEntry]):
+    """Made as they are read: a page needs few of thousands."""
+
+    def __init__(self, order: QueueOrder, forecasts: Mapping[str, Forecast]) -> None:
+        self._order = order
+        self._forecasts = forecasts
+
+    def __len__(self) -> int:
+        return len(self._order.units)
+
+    @overload
+    def __getitem__(self, index: int) -> QueueEntry: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[QueueEntry]: ...
+    def __getitem__(self, index: int | slice) -> QueueEntry | Sequence[QueueEntry]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        order, members = self._order, self._order.units[index].members
+        return QueueEntry(
+            position=order.positions[index],
+            members=members,
+            behind=because(order.rank(index - 1), order.rank(index)) if index else None,
+            forecast=next(filter(None, (self._forecasts.get(each.instance_id) for each in members)), None),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    entries: Sequence[QueueEntry]
+    entries: QueueEntries
     standings: dict[str, ProjectStanding]  # of projects with pending instances, allocations or recent usage
 
 
@@ -61,7 +88,7 @@ def view(session: Session, cache: SchedulerCache) -> QueueView:
     forecasts = {each.instance_id: each for each in last_cycle.plan.forecasts} if last_cycle else {}
     with cache.evaluating(session) as evaluation:
         return QueueView(
-            list(_entries(evaluation.snapshot, evaluation.line, forecasts)),
+            QueueEntries(evaluation.line, forecasts),
             _standings(evaluation.snapshot, evaluation.shares, evaluation.holders),
         )
 
@@ -77,31 +104,3 @@ def _standings(
         for project_id, project in sorted(snapshot.projects.items())
         if project_id in waiting or project_id in holders or project.used.gpu_s or project.used.cpu_s
     }
-
-
-def _entries(snapshot: Snapshot, line: QueueOrder, forecasts: dict[str, Forecast]) -> Iterator[QueueEntry]:
-    requests = {request.instance_id: request for request in snapshot.requests}
-    index = 0
-    while index < len(line.instance_ids):
-        members = _members_at(line, requests, index)
-        yield QueueEntry(
-            position=index + 1,
-            members=members,
-            behind=because(line.ranks[index - 1], line.ranks[index]) if index else None,
-            forecast=next(filter(None, (forecasts.get(each.instance_id) for each in members)), None),
-        )
-        index += len(members)
-
-
-def _members_at(line: QueueOrder, requests: dict[str, Request], index: int) -> tuple[Request, ...]:
-    """The members of the entry at this index: one request, or all of a gang, which are adjacent."""
-    first = requests[line.instance_ids[index]]
-    if first.gang is None:
-        return (first,)
-    members = [first]
-    for instance_id in line.instance_ids[index + 1 :]:
-        other = requests[instance_id]
-        if other.gang is None or other.gang.group_id != first.gang.group_id:
-            break
-        members.append(other)
-    return tuple(members)

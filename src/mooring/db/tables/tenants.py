@@ -42,6 +42,8 @@ class Project(Base):
     # Whether it may use images that exist only on a node.
     local_images: Mapped[bool] = mapped_column(default=False)
     require_disk_limits: Mapped[bool] = mapped_column(default=False)
+    # Counts changes of its pending instances that have no event.
+    pending_changes: Mapped[int] = mapped_column(default=0, server_default="0")
     version: Mapped[int]
     created_at: Mapped[datetime]
     deleted_at: Mapped[datetime | None]

@@ -3,49 +3,24 @@
 Forecasts assume that no request arrives and that each instance runs for its declared duration.
 """
 
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import replace
 from math import inf
 
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.model import Forecast, Snapshot
 from mooring.scheduler.packing.search import find
-from mooring.scheduler.queue import Ahead, ProjectShares, Rank, SchedulingQueue, because
+from mooring.scheduler.queue import ProjectShares, SchedulingQueue
+from mooring.scheduler.queue_order import QueueOrder
 from mooring.scheduler.schedule import SchedulingCycle
-from mooring.scheduler.units import units_of
-
-
-@dataclass(frozen=True, slots=True)
-class QueueOrder:
-    """The pending instances in queue order; members of a gang are adjacent."""
-
-    instance_ids: tuple[str, ...]
-    ranks: tuple[Rank, ...]  # of the instances
-
-    def position(self, instance_id: str) -> int:
-        """The position from 1. Raises ValueError if the instance is not pending."""
-        return self.instance_ids.index(instance_id) + 1
-
-    def ahead(self, instance_id: str, most: int = 20) -> tuple[Ahead, ...]:
-        """The first `most` instances ahead of it, without its own gang, and the rule that puts each there."""
-        index = self.instance_ids.index(instance_id)
-        own_rank = self.ranks[index]
-        others = (
-            Ahead(other, because(rank, own_rank))
-            for other, rank in zip(self.instance_ids[:index], self.ranks[:index], strict=True)
-            if rank != own_rank
-        )
-        return tuple(islice(others, most))
 
 
 def queue_order(snapshot: Snapshot, cache: CycleCache | None = None) -> QueueOrder:
     """The queue at the start of a scheduling cycle."""
     cache = cache or CycleCache()
     cache.update(snapshot.nodes)
+    cache.units.update(snapshot.requests)
     shares = ProjectShares(snapshot, cache.cluster.held, cache.cluster.total)
-    queue = SchedulingQueue(snapshot, units_of(snapshot.requests), shares)
-    ordered = [(member, queue.rank(unit)) for unit in queue for member in unit.members]
-    return QueueOrder(tuple(member.instance_id for member, _ in ordered), tuple(rank for _, rank in ordered))
+    return SchedulingQueue(snapshot, cache.units, shares).order()
 
 
 class Forecasts:
@@ -69,7 +44,10 @@ class Forecasts:
         self._forecasts: dict[str, Forecast] = {}
 
     def of(self, instance_id: str) -> Forecast:
-        """Simulate the queue up to the instance, unless an earlier call did."""
+        """Simulate the queue up to the instance, unless an earlier call did.
+
+        The queue leaves it out if an equal instance ahead of it has no start time: then it has none either.
+        """
         while instance_id not in self._decided and (unit := next(self._steps, None)) is not None:
             self._decided.update(member.instance_id for member in unit.members)
             self._record()

@@ -1,6 +1,5 @@
 """Why each pending request waits: one sentence per kind of request, and whether waiting can help."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from mooring.scheduler.cluster import ClusterState
@@ -20,40 +19,42 @@ from mooring.scheduler.units import Unit
 _SEVERITY = ("no_nodes", "never_placeable", "quota", "waiting_for_capacity", "waiting_for_turn")
 
 
-def explain_all(
-    cluster: ClusterState, node_groups: NodeGroups, waiting: Iterable[Unit], at: PlanTime
-) -> tuple[Unplaced, ...]:
-    """Explain the waiting units by the cluster state after the cycle; without the refusals per node."""
-    known: dict[Key, Unplaced] = {}
-    return tuple(
-        replace(each, instance_id=member.instance_id)
-        for unit in waiting
-        for member, each in _explain_unit(cluster, node_groups, unit, at, known)
-    )
+class Explanations:
+    """Explains waiting units by the cluster state after the cycle; without the refusals per node."""
 
+    def __init__(self, cluster: ClusterState, node_groups: NodeGroups, at: PlanTime) -> None:
+        self._cluster = cluster
+        self._node_groups = node_groups
+        self._at = at
+        self._known: dict[Key, Unplaced] = {}
 
-def _explain_unit(
-    cluster: ClusterState, node_groups: NodeGroups, unit: Unit, at: PlanTime, known: dict[Key, Unplaced]
-) -> Iterable[tuple[Request, Unplaced]]:
-    if unit.gang is not None and not gangs.is_complete(cluster, unit):
-        existing = len(unit.members) + gangs.placed_members(cluster, unit)
-        summary = f"{existing} of the group's {unit.gang.size} members are here; they start together"
-        incomplete = Unplaced("", (), ever=True, summary=summary, code="waiting_for_members")
-        return [(member, incomplete) for member in unit.members]
-    alone = [(member, _explain_request(cluster, node_groups, member, at, known)) for member in unit.members]
-    if unit.gang is None:
-        return alone
-    if over := gangs.over_quota(unit):
-        blocked = Unplaced("", (), alone[0][1].ever, phrases.waits_for(over), over, code="quota")
-        return [(member, blocked) for member in unit.members]
-    # A gang waits for its worst member's reason or, if each member fits alone, for room for all at once.
-    worst = min((each for _member, each in alone), key=lambda each: _SEVERITY.index(each.code))
-    if worst.ever and (never := _never_together(cluster, unit)):
-        worst = replace(worst, ever=False, summary=never, code="never_placeable")
-    if worst.code == "waiting_for_turn":
-        summary = f"there is no room for all {len(unit.members)} members of the group at once"
-        worst = replace(worst, summary=summary, code="waiting_for_capacity")
-    return [(member, worst) for member in unit.members]
+    def of(self, unit: Unit) -> Unplaced:
+        """Why the unit waits; the same for all of its members, so `instance_id` is empty."""
+        cluster = self._cluster
+        if unit.gang is None:
+            return self._of_request(unit.first)
+        if not gangs.is_complete(cluster, unit):
+            existing = len(unit.members) + gangs.placed_members(cluster, unit)
+            summary = f"{existing} of the group's {unit.gang.size} members are here; they start together"
+            return Unplaced("", (), ever=True, summary=summary, code="waiting_for_members")
+        alone = [self._of_request(member) for member in unit.members]
+        if over := gangs.over_quota(unit):
+            return Unplaced("", (), alone[0].ever, phrases.waits_for(over), over, code="quota")
+        # A gang waits for its worst member's reason or, if each member fits alone, for room for all at once.
+        worst = min(alone, key=lambda each: _SEVERITY.index(each.code))
+        if worst.ever and (never := _never_together(cluster, unit)):
+            worst = replace(worst, ever=False, summary=never, code="never_placeable")
+        if worst.code == "waiting_for_turn":
+            summary = f"there is no room for all {len(unit.members)} members of the group at once"
+            worst = replace(worst, summary=summary, code="waiting_for_capacity")
+        return worst
+
+    def _of_request(self, request: Request) -> Unplaced:
+        key = search.key(request)
+        if key not in self._known:
+            found = unplaced(self._cluster, self._node_groups, request, self._at)
+            self._known[key] = replace(found, instance_id="")
+        return self._known[key]
 
 
 def _never_together(cluster: ClusterState, unit: Unit) -> str | None:
@@ -63,15 +64,6 @@ def _never_together(cluster: ClusterState, unit: Unit) -> str | None:
         return None
     where = "all nodes together" if unit.gang.network == "host" else "a node, or the nodes of one swarm,"
     return f"no room could ever be made for all {wanted} members of the group: {where} could host {most}"
-
-
-def _explain_request(
-    cluster: ClusterState, node_groups: NodeGroups, request: Request, at: PlanTime, known: dict[Key, Unplaced]
-) -> Unplaced:
-    key = search.key(request)
-    if key not in known:
-        known[key] = unplaced(cluster, node_groups, request, at)
-    return known[key]
 
 
 def unplaced(cluster: ClusterState, node_groups: NodeGroups, request: Request, at: PlanTime) -> Unplaced:
