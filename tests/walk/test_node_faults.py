@@ -277,9 +277,10 @@ def test_an_orphan_is_listed_and_left_alone(admin: Client, cluster: Cluster, age
         wait_until(
             lambda: {item["container_id"] for item in node_of(admin, agent)["orphans"]} == made_ids, 20
         )
-        # The orphan's GPUs are free in the database, but in use on the node.
+        # Until the orphan runs, it uses no GPUs.
+        wait_until(lambda: _gpus_of_orphans(admin, agent) == agent.gpu_uuids, 20)
         made = admin.create(gpus={"count": 8}, **SMALL)
-        wait_until(lambda: _reason_code(admin, made) == "waiting_for_removal", 20)
+        wait_until(lambda: _reason_code(admin, made) == "waiting_for_capacity", 20)
         assert {each.name for each in cluster.containers() if each.runs} == set(orphans)
     finally:
         for name in orphans:
@@ -287,6 +288,10 @@ def test_an_orphan_is_listed_and_left_alone(admin: Client, cluster: Cluster, age
             cluster.foreign.discard(name)
     admin.wait(made["id"], "running")
     wait_until(lambda: not node_of(admin, agent)["orphans"], 20)
+
+
+def _gpus_of_orphans(admin: Client, agent: AgentProcess) -> list[str]:
+    return [uuid for orphan in node_of(admin, agent)["orphans"] for uuid in orphan["gpu_uuids"]]
 
 
 def _reason_code(admin: Client, instance: dict[str, Any]) -> str | None:

@@ -188,6 +188,17 @@ def test_a_container_is_listed_as_an_orphan_once(sandbox: Sandbox) -> None:
     assert orphan == {**listed, "gpu_uuids": []}
 
 
+def test_the_first_answer_has_a_generation(shared: Client) -> None:
+    """An agent takes generation 0 for "no answer yet", and lists no orphans before the first answer."""
+    node = WireNode(shared, "new-node")
+    node.facts = node.facts.model_copy(update={"labels": {}})
+    try:
+        assert node.sync().generation > 0
+    finally:
+        shared.delete(f"/v1/nodes/{node.id}")
+        node.close()
+
+
 def test_nothing_is_placed_on_gpus_that_orphans_use(sandbox: Sandbox) -> None:
     uuids = [gpu["uuid"] for gpu in sandbox.client.get(f"/v1/nodes/{sandbox.node.id}").json()["gpus"]]
     sandbox.sync(orphans=[{**ORPHAN, "gpu_uuids": uuids[:7]}])

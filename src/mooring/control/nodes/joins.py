@@ -101,6 +101,6 @@ def _joined_with(session: Session, credential_hash: str | None) -> Node | None:
 def _new_node(name: str, credential_hash: str) -> Node:
     return Node(
         id=new_id(ids.NODE), name=name, credential_hash=credential_hash, cordoned=False, draining=False,
-        version=1, silent=True, samples=[], orphans=[], session=0, seq=0, generation=0, heartbeats=0,
+        version=1, silent=True, samples=[], orphans=[], session=0, seq=0, generation=1, heartbeats=0,
         created_at=now(),
     )  # fmt: skip

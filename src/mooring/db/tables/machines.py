@@ -65,8 +65,8 @@ class Node(Base):
     session: Mapped[int] = mapped_column(default=0)
     seq: Mapped[int] = mapped_column(BigInteger, default=0)
     # Incremented by each change of the node's desired state. A report with a lower generation says nothing
-    # about later changes.
-    generation: Mapped[int] = mapped_column(BigInteger, default=0)
+    # about later changes. Begins with 1: an agent reports 0 until it has applied an answer.
+    generation: Mapped[int] = mapped_column(BigInteger, default=1)
     # Incremented by each change that the scheduler sees: allocations, GPUs, facts, state.
     revision: Mapped[int] = mapped_column(BigInteger, default=0)
     # Counts reports. A node is silent if this does not change for some time on a monotonic clock; wall clocks
