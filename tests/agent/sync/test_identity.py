@@ -60,6 +60,27 @@ def test_a_join_forgets_the_generation_of_the_former_control_plane(tmp_path: Pat
     assert state.generation() == 0
 
 
+@pytest.mark.parametrize("damaged", [b"", b"\0\0", b"4x"])
+def test_the_number_before_replaces_a_damaged_generation(tmp_path: Path, damaged: bytes) -> None:
+    for number in (40, 41):
+        StateDirectory(tmp_path).save_generation(number)
+    (tmp_path / "generation").write_bytes(damaged)
+    assert StateDirectory(tmp_path).generation() == 40
+    # An operator who removes the file makes the node accept any state (docs/operating.md, "After a restore").
+    (tmp_path / "generation").unlink()
+    assert StateDirectory(tmp_path).generation() == 0
+
+
+def test_a_join_forgets_the_number_before(tmp_path: Path) -> None:
+    state = StateDirectory(tmp_path)
+    for number in (40, 41):
+        state.save_generation(number)
+    state.save_joined(IDENTITY)
+    (tmp_path / "generation").write_bytes(b"")
+    with pytest.raises(StateError, match="generation is damaged"):
+        state.generation()
+
+
 def test_a_save_returns_when_file_and_directory_are_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

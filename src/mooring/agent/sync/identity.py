@@ -3,7 +3,8 @@
 <directory>/lock            held while an agent runs here
 <directory>/node.json       the node's identity, readable by the owner only
 <directory>/joining         the credential of a join that has not been answered yet
-<directory>/generation      one number
+<directory>/generation      one number: the highest generation seen
+<directory>/generation.before  the number saved before it, for when the file is damaged
 <directory>/real            what `mooring up` has detected on this machine: docker, gpus
 <directory>/private_images  images whose use requires a check at their registry; contains no credential
 <directory>/pulled_images   images pulled from a registry, by reference
@@ -14,6 +15,7 @@
 """
 
 import fcntl
+import logging
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +24,8 @@ from secrets import token_urlsafe
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_serializer
 
 from mooring.schemas.agent import JoinAnswer
+
+log = logging.getLogger(__name__)
 
 
 class StateError(Exception):
@@ -105,7 +109,7 @@ class StateDirectory:
 
     def save_joined(self, identity: NodeIdentity) -> None:
         """Save a new identity, and forget the generation and the real parts of the former one."""
-        for name in ("generation", "real"):
+        for name in ("generation", "generation.before", "real"):
             (self._directory / name).unlink(missing_ok=True)
         self.write("node.json", identity.model_dump_json().encode())
         (self._directory / "joining").unlink(missing_ok=True)
@@ -115,18 +119,29 @@ class StateDirectory:
         self.write("node.json", identity.model_dump_json().encode())
 
     def generation(self) -> int:
+        """The highest generation seen; if its file is damaged, the one saved before it; 0: none.
+
+        Raises:
+            StateError: both files are damaged.
+        """
         path = self._directory / "generation"
-        try:
-            return int(path.read_bytes())
-        except FileNotFoundError:
+        if not path.exists():
             return 0
-        except ValueError as error:
-            raise StateError(
-                f"{path} is damaged; delete it if the control plane's database is intact"
-            ) from error
+        for name in (path.name, "generation.before"):
+            with suppress(FileNotFoundError, ValueError):
+                saved = int((self._directory / name).read_bytes())
+                if name != path.name:
+                    log.error("%s is damaged: the agent continues with %d, saved before it", path, saved)
+                return saved
+        raise StateError(f"{path} is damaged; delete it if the control plane's database is intact")
 
     def save_generation(self, generation: int) -> None:
-        """Save durably."""
+        """Save durably, and keep the number saved before."""
+        link = self._directory / "generation.before.new"
+        with suppress(OSError):  # there is no number yet, or the file system has no hard links
+            link.unlink(missing_ok=True)
+            link.hardlink_to(self._directory / "generation")
+            link.rename(self._directory / "generation.before")
         self.write("generation", str(generation).encode())
 
     def real_parts(self) -> frozenset[str]:
