@@ -159,6 +159,20 @@ def test_a_directory_has_one_agent(server: TinyControlPlane, tmp_path: Path) -> 
     assert (code, "another agent runs in" in logged) == (2, True)
 
 
+@pytest.mark.skipif(not Path("/etc/machine-id").exists(), reason="this machine has no id")
+def test_an_agent_does_not_start_with_the_directory_of_another_machine(
+    server: TinyControlPlane, tmp_path: Path
+) -> None:
+    with agent(server, tmp_path):
+        wait_until(lambda: server.reports, timeout_s=20)
+    (path,) = tmp_path.rglob("machine")
+    path.write_text("another")
+    server.reports.clear()
+    with agent(server, tmp_path) as copied:
+        code, logged = ended(copied)
+    assert (code, "belongs to another machine" in logged, server.reports) == (2, True, [])
+
+
 def test_an_agent_ends_when_another_takes_over(server: TinyControlPlane, tmp_path: Path) -> None:
     with agent(server, tmp_path) as process:
         wait_until(lambda: server.reports, timeout_s=20)

@@ -84,8 +84,8 @@ def run(
         parent_fd: when the other end of this pipe closes, the process ends as after a signal.
 
     Returns:
-        The exit code: 0 after SIGTERM or SIGINT, 2 not set up (no token, directory in use, insecure URL),
-        3 another agent has taken over, 4 token or credential rejected.
+        The exit code: 0 after SIGTERM or SIGINT, 2 not set up (no token, directory in use or copied, insecure
+        URL), 3 another agent has taken over, 4 token or credential rejected.
     """
     _log_to_stderr()
     fleet = _Fleet(settings, token_for or (lambda _: _own_token(settings)))
@@ -117,6 +117,7 @@ class _Fleet:
         lock = StateDirectory(self._settings.state_dir)
         lock.lock()
         self._lock = lock
+        lock.require_machine()
         for plan in plans:
             self._start_node(plan)
             if self.stopping.is_set():

@@ -126,3 +126,31 @@ def test_one_agent_at_a_time(tmp_path: Path) -> None:
     first.unlock()
     second.lock()
     second.unlock()
+
+
+def test_a_directory_belongs_to_one_machine(tmp_path: Path) -> None:
+    first, second = tmp_path / "first-id", tmp_path / "second-id"
+    first.write_text("f3a1\n")
+    second.write_text("90bb\n")
+    directory = tmp_path / "agent"
+    for _ in range(2):
+        StateDirectory(directory).require_machine(first)
+    assert (directory / "machine").stat().st_mode & 0o777 == 0o600
+    assert "f3a1" not in (directory / "machine").read_text()
+    with pytest.raises(StateError, match=r"belongs to another machine.*delete .*/machine"):
+        StateDirectory(directory).require_machine(second)
+    (directory / "machine").unlink()
+    StateDirectory(directory).require_machine(second)
+
+
+@pytest.mark.parametrize("content", [None, "", "uninitialized\n"])
+def test_a_machine_without_an_id_is_not_checked(tmp_path: Path, content: str | None) -> None:
+    known, unknown = tmp_path / "known", tmp_path / "unknown"
+    known.write_text("f3a1\n")
+    if content is not None:
+        unknown.write_text(content)
+    state = StateDirectory(tmp_path / "agent")
+    state.require_machine(unknown)
+    assert state.read("machine") is None
+    state.require_machine(known)
+    state.require_machine(unknown)

@@ -5,6 +5,7 @@
 <directory>/joining         the credential of a join that has not been answered yet
 <directory>/generation      one number: the highest generation seen
 <directory>/generation.before  the number saved before it, for when the file is damaged
+<directory>/machine         a hash of the machine's id, so that a copy of the directory is not used elsewhere
 <directory>/real            what `mooring up` has detected on this machine: docker, gpus
 <directory>/private_images  images whose use requires a check at their registry; contains no credential
 <directory>/pulled_images   images pulled from a registry, by reference
@@ -15,15 +16,21 @@
 """
 
 import fcntl
+import hashlib
+import hmac
 import logging
 import os
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_urlsafe
+from typing import Final
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_serializer
 
 from mooring.schemas.agent import JoinAnswer
+
+# Set when the operating system is installed: https://www.freedesktop.org/software/systemd/man/machine-id.html
+_MACHINE_ID_FILE: Final = Path("/etc/machine-id")
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +70,17 @@ def identities(state_dir: Path) -> list[NodeIdentity]:
     return found
 
 
+def _machine_hash(id_file: Path) -> bytes | None:
+    """A hash, because the id itself must stay secret; None: there is no id, as in most containers."""
+    try:
+        machine_id = id_file.read_bytes().strip()
+    except OSError:
+        return None
+    if machine_id in {b"", b"uninitialized"}:
+        return None
+    return hmac.digest(machine_id, b"mooring agent", hashlib.sha256).hex().encode()
+
+
 class StateDirectory:
     """The files of one node. `lock` excludes a second agent until `unlock`, or until this process ends."""
 
@@ -87,6 +105,25 @@ class StateDirectory:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def require_machine(self, id_file: Path = _MACHINE_ID_FILE) -> None:
+        """Record which machine this is, at the first call. A machine without an id is not checked.
+
+        Raises:
+            StateError: another machine was recorded. There, the node's containers may still run, and a report
+                from here would release their GPUs.
+        """
+        if (here := _machine_hash(id_file)) is None:
+            return
+        recorded = self.read("machine")
+        if recorded is None:
+            self.write("machine", here)
+        elif recorded != here:
+            raise StateError(
+                f"{self._directory} belongs to another machine. If it was copied, delete the copy and join "
+                f"this machine as a new node. If the system was installed again or the disk was moved here, "
+                f"delete {self._directory / 'machine'}"
+            )
 
     def identity(self) -> NodeIdentity | None:
         """None before the first join. Raises StateError if the file is damaged."""
