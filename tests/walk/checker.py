@@ -1,7 +1,7 @@
 """Invariants that hold whenever no operation is in progress: the API, the database and Docker agree."""
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +9,12 @@ import docker.errors
 from sqlalchemy import create_engine, select
 from sqlalchemy.orm import Session
 
-from mooring.core.instance.state import HOLDS_GPUS, TRANSITIONS, State
 from mooring.db import tables
 from mooring.db.session import normalized
+from tests.invariants import containers, events, ledger, settled
+from tests.invariants.containers import Container
 from tests.service import Client
 from tests.testbed.dockerd import DockerNode
-
-SETTLED = {"pending", "running", "stopped", "succeeded", "failed"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,11 @@ class Found:
     @property
     def runs(self) -> bool:
         return self.status == "running"
+
+    def as_container(self) -> Container:
+        return Container(
+            self.node, self.id, self.name, self.instance, self.attempt, self.runs, self.requested
+        )
 
 
 def containers_on(node: DockerNode) -> list[Found]:
@@ -106,127 +110,58 @@ class Invariants:
         self.problems = []
         before = all_instances(self._admin)
         gpus = {gpu["uuid"]: gpu for gpu in self._admin.items("/v1/gpus", limit=200)}
-        containers = [found for node in self._nodes for found in containers_on(node)]
+        found = [found for node in self._nodes for found in containers_on(node)]
+        with _session(self._database_url) as session:
+            self.problems += self._violations(session, [each.as_container() for each in found])
+            shown = {row.id for row in session.scalars(select(tables.Instance)) if row.deleted_at is None}
+            held = {uuid: instance for uuid, instance, _attempt in containers.uses(session)}
         after = all_instances(self._admin)
         if {key: item["version"] for key, item in before.items()} != {
             key: item["version"] for key, item in after.items()
         }:
             return ["the state changed during the check"]
-        self._containers(containers)
-        for instance in after.values():
-            self._instance(instance, [found for found in containers if found.instance == instance["id"]])
-        self._leftovers(after, containers)
-        self._gpus(after, gpus)
-        self._database(after, gpus)
+        self._require(shown == after.keys(), f"the database has {shown}, the API shows {after.keys()}")
+        self._devices(found)
+        self._gpus(after, gpus, held)
         return self.problems
+
+    def _violations(self, session: Session, found: list[Container]) -> Iterator[str]:
+        yield from containers.violations(found)
+        known = [each for each in found if each.name not in self._foreign]
+        yield from containers.unallocated(known, containers.uses(session))
+        yield from ledger.violations(session)
+        yield from events.violations(session)
+        yield from settled.violations(session, found, self._foreign)
 
     def _require(self, holds: bool, text: str) -> None:
         if not holds:
             self.problems.append(text)
 
-    def _containers(self, containers: list[Found]) -> None:
-        """A GPU is in one running container, and an instance has one."""
-        holders: dict[str, list[str]] = defaultdict(list)
-        running: dict[str, list[str]] = defaultdict(list)
-        for found in containers:
-            self._require(found.requested == found.labelled, f"{found.name}: device request is not its label")
-            if found.runs:
-                for uuid in found.requested:
-                    holders[uuid].append(found.name)
-                if found.instance:
-                    running[found.instance].append(found.name)
-                expected = ",".join(found.requested) or "void"
-                visible = ",".join(sorted(found.visible.split(",")))
-                self._require(
-                    visible == expected or found.name in self._foreign, f"{found.name} sees {found.visible}"
-                )
-        for uuid, names in holders.items():
-            self._require(len(names) == 1, f"{uuid} is in several containers: {names}")
-        for instance, names in running.items():
-            self._require(len(names) == 1, f"{instance} has several running containers: {names}")
+    def _devices(self, found: list[Found]) -> None:
+        """A container has the devices of its label, and sees no others."""
+        for each in found:
+            self._require(each.requested == each.labelled, f"{each.name}: device request is not its label")
+            if each.runs and each.name not in self._foreign:
+                expected = ",".join(each.requested) or "void"
+                visible = ",".join(sorted(each.visible.split(",")))
+                self._require(visible == expected, f"{each.name} sees {each.visible}")
 
-    def _instance(self, instance: dict[str, Any], containers: list[Found]) -> None:
-        name, state = f"{instance['name']} ({instance['id']}, {instance['state']})", instance["state"]
-        self._require(state in SETTLED, f"{name} is in transition: {instance['reason']}")
-        devices = tuple(sorted(device["uuid"] for device in instance["devices"]))
-        if state == "running":
-            actual = [
-                (found.id, found.attempt, found.runs, found.requested, found.node) for found in containers
-            ]
-            expected = (
-                instance["container_id"], instance["attempt"], True, devices, instance["node_name"],
-            )  # fmt: skip
-            self._require(actual == [expected], f"{name} should be {expected} and is {actual}")
-            self._require(len(devices) == instance["gpus"]["count"], f"{name} holds {devices}")
-            return
-        self._require(not devices, f"{name} holds {devices}")
-        self._require(not any(found.runs for found in containers), f"{name} has running {containers}")
-        # An instance that has run keeps its last container, for its logs.
-        most = 0 if state == "pending" else 1
-        self._require(len(containers) <= most, f"{name} has {containers}")
-
-    def _leftovers(self, instances: dict[str, dict[str, Any]], containers: list[Found]) -> None:
-        for found in containers:
-            known = found.instance in instances or found.name in self._foreign
-            self._require(known, f"left over on {found.node}: {found.name}, {found.status}")
-
-    def _gpus(self, instances: dict[str, dict[str, Any]], gpus: dict[str, dict[str, Any]]) -> None:
+    def _gpus(
+        self, instances: dict[str, dict[str, Any]], gpus: dict[str, dict[str, Any]], held: dict[str, str]
+    ) -> None:
         by_gpu = {uuid: gpu["instance_id"] for uuid, gpu in gpus.items() if gpu["instance_id"]}
         by_instance = {
             device["uuid"]: item["id"] for item in instances.values() for device in item["devices"]
         }
         self._require(by_gpu == by_instance, f"GPUs show {by_gpu}, instances show {by_instance}")
+        self._require(by_gpu == held, f"GPUs show {by_gpu}, the ledger {held}")
 
-    def _database(self, instances: dict[str, dict[str, Any]], gpus: dict[str, dict[str, Any]]) -> None:
-        engine = create_engine(normalized(self._database_url))
-        try:
-            with Session(engine) as session:
-                self._ledger(session, gpus)
-                self._history(session, instances)
-        finally:
-            engine.dispose()
 
-    def _ledger(self, session: Session, gpus: dict[str, dict[str, Any]]) -> None:
-        """The allocation intervals of a GPU never overlap."""
-        ended: dict[str, Any] = {}
-        held: dict[str, str] = {}
-        order = (tables.Allocation.gpu_uuid, tables.Allocation.id)
-        for row in session.scalars(select(tables.Allocation).order_by(*order)):
-            self._require(row.gpu_uuid not in held, f"{row.gpu_uuid} was allocated twice")
-            last = ended.get(row.gpu_uuid)
-            self._require(last is None or row.from_at >= last, f"intervals of {row.gpu_uuid} overlap")
-            if row.to_at is None:
-                held[row.gpu_uuid] = row.instance_id
-            else:
-                self._require(row.to_at >= row.from_at, f"an interval of {row.gpu_uuid} is negative")
-                ended[row.gpu_uuid] = row.to_at
-        shown = {uuid: gpu["instance_id"] for uuid, gpu in gpus.items() if gpu["instance_id"]}
-        self._require(held == shown, f"the ledger says {held}, the API {shown}")
-
-    def _history(self, session: Session, instances: dict[str, dict[str, Any]]) -> None:
-        """Each state change is one event, in version order, and an allowed transition."""
-        last: dict[str, tuple[str | None, int]] = {}
-        changes = select(tables.Event).where(tables.Event.type == "instance.state_changed")
-        for event in session.scalars(changes.order_by(tables.Event.seq)):
-            instance_id, data = event.instance_id or "", event.data
-            state, version = last.get(instance_id, (None, 0))
-            self._require(data["from"] == state, f"{instance_id} was {state}, its next event says {data}")
-            self._require(data["version"] > version, f"versions of {instance_id} go back: {data}")
-            allowed = state is None or State(data["to"]) in TRANSITIONS[State(state)]
-            self._require(allowed, f"{instance_id} went from {state} to {data['to']}")
-            last[instance_id] = data["to"], data["version"]
-        for row in session.scalars(select(tables.Instance)):
-            shown = instances.get(row.id)
-            self._require(
-                last[row.id][0] == row.state, f"{row.id} is {row.state}, its last event says {last[row.id]}"
-            )
-            self._require(
-                (shown is not None) == (row.deleted_at is None),
-                f"{row.id} was deleted at {row.deleted_at}, and the API shows {shown}",
-            )
-            self._require(
-                row.deleted_at is None or row.state is State.DELETED, f"{row.id} is deleted and {row.state}"
-            )
-            self._require(
-                row.state not in HOLDS_GPUS or row.node_id is not None, f"{row.id} is {row.state} on no node"
-            )
+@contextmanager
+def _session(database_url: str) -> Iterator[Session]:
+    engine = create_engine(normalized(database_url))
+    try:
+        with Session(engine) as session:
+            yield session
+    finally:
+        engine.dispose()
