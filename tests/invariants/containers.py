@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from mooring.db.tables import Allocation
 
-Use = tuple[str, str, int]  # a GPU or MIG device, and the attempt that uses it
+Use = tuple[str, str]  # a GPU or MIG device, and the instance that uses it
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +54,20 @@ def violations(containers: Iterable[Container]) -> Iterator[str]:
 
 def uses(session: Session, ended_since: datetime | None = None) -> set[Use]:
     """What is allocated now, or was until after `ended_since`."""
-    query = select(Allocation.gpu_uuid, Allocation.mig_uuid, Allocation.instance_id, Allocation.attempt)
+    query = select(Allocation.gpu_uuid, Allocation.mig_uuid, Allocation.instance_id)
     is_live: ColumnElement[bool] = Allocation.to_at.is_(None)
     if ended_since is not None:
         is_live = or_(is_live, Allocation.to_at >= ended_since)
     rows = session.execute(query.where(is_live))
-    return {(mig_uuid or gpu_uuid, instance, attempt) for gpu_uuid, mig_uuid, instance, attempt in rows}
+    return {(mig_uuid or gpu_uuid, instance) for gpu_uuid, mig_uuid, instance in rows}
 
 
 def unallocated(
     containers: Sequence[Container], allocated: set[Use], ignored: Iterable[str] = ()
 ) -> Iterator[str]:
-    """I5 and I9: a running container's GPUs are allocated to its attempt.
+    """I5 and I9: a running container's GPUs are allocated to its instance.
+
+    Perhaps to a later attempt: a restart allocates them to the next attempt while the last container still ends.
 
     Args:
         allocated: from `uses`. If containers start and end meanwhile, what was allocated at any time since
@@ -77,5 +79,5 @@ def unallocated(
         if not container.is_running or container.instance in without or not container.instance:
             continue
         for uuid in container.gpus:
-            if (uuid, container.instance, container.attempt) not in allocated:
+            if (uuid, container.instance) not in allocated:
                 yield f"I5: {container.name} runs on {container.node}, and {uuid} is not allocated to it"

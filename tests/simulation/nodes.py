@@ -165,6 +165,7 @@ class Node:
         self.engine = Engine(self.runtime)
         self.process: Process | None = None
         self.token = ""
+        self.has_twins = number % 2 == 1
         self.disk_is_full = False
         self.generation = 0  # the highest that an agent has saved
         # Until then, containers may run longer than a working agent would let them.

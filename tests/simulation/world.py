@@ -20,6 +20,7 @@ from mooring.control.audit.signing_keys import AuditKeys
 from mooring.control.nodes import joins, nodes
 from mooring.control.tenants import projects
 from mooring.core.access import Access, Caller, Permission
+from mooring.core.instance.state import State
 from mooring.db import restored_events, timekeeping
 
 from mooring.db.session import Database
@@ -163,22 +164,24 @@ class World:
 
     def _operate(self) -> None:
         """What an operator does after the restore of an older database, by docs/operating.md."""
-        if not self.was_restored:
-            return
-        self.hub.sleep(8)
-        for node in self.nodes:
-            with self.checker.read() as session:
-                row = session.scalar(select(NodeRow).where(NodeRow.name == node.name))
-                code = (row.problem or {}).get("code") if row else None
-                orphans = [each["container_id"] for each in row.orphans] if row else []
-            if code == "generation_regressed" or orphans:
-                self.note(f"operator: {node.name} has {code} and {len(orphans)} orphans")
-                if node.process is not None:
-                    node.process.kill()
-                self.hub.sleep(0.1)
-                for container_id in orphans:
-                    node.remove_container(container_id)
-                node.forget_generation()
+        while self.was_restored:
+            self.hub.sleep(8)
+            for node in self.nodes:
+                self._accept_restored(node)
+
+    def _accept_restored(self, node: Node) -> None:
+        with self.checker.read() as session:
+            row = session.scalar(select(NodeRow).where(NodeRow.name == node.name))
+            code = (row.problem or {}).get("code") if row else None
+            orphans = [each["container_id"] for each in row.orphans] if row else []
+        if code == "generation_regressed" or orphans:
+            self.note(f"operator: {node.name} has {code} and {len(orphans)} orphans")
+            if node.process is not None:
+                node.process.kill()
+            self.hub.sleep(0.1)
+            for container_id in orphans:
+                node.remove_container(container_id)
+            node.forget_generation()
 
     # --- processes
 
@@ -244,7 +247,8 @@ class World:
     # --- faults that need the database
 
     def request_renewal(self, node: Node) -> None:
-        if self.database_is_frozen:
+        # A twin keeps the credential that it has copied.
+        if self.database_is_frozen or node.has_twins:
             return
         with self.checker.write() as session:
             row = session.scalar(select(NodeRow).where(NodeRow.name == node.name))
@@ -253,7 +257,7 @@ class World:
 
     def start_twin(self, node: Node) -> None:
         """An operator starts a second agent with the same files; the first must end and do nothing more."""
-        if (node.folder / "node.json").exists():
+        if node.has_twins and (node.folder / "node.json").exists():
             twin = node.twin()
             twin.process = self.process(f"twin of {node.name}", node.machine, lambda _failure: None)
             twin.process.spawn(twin._run_agent, "main")
@@ -338,7 +342,12 @@ class World:
 
     def _all_problems(self) -> list[str]:
         with self.checker.read() as session:
-            return [*self._database_problems(session), *settled.violations(session, self._containers())]
+            rows = session.execute(select(Instance.id, Instance.reason).where(Instance.state == State.STARTING))
+            # By their users' policy, some of them for ever.
+            restarting = {row.id for row in rows if (row.reason or {}).get("code") == "restarting"}
+            found = settled.violations(session, self._containers())
+            unsettled = [text for text in found if not any(each in text for each in restarting)]
+            return [*self._database_problems(session), *unsettled]
 
     def _database_problems(self, session: Session) -> list[str]:
         history = self.history

@@ -97,9 +97,14 @@ def _request(seq: int, **fields: object) -> SyncRequest:
     return SyncRequest.model_validate({**known, **fields})
 
 
-def _answer(revision: int | None = REVISION) -> SyncAnswer:
+def _answer(revision: int | None = REVISION, *, brief: bool = False) -> SyncAnswer:
     return SyncAnswer(
-        control_plane_id="cpl", node_id="nod", generation=3, report_interval_s=5, revision=revision
+        control_plane_id="cpl",
+        node_id="nod",
+        generation=3,
+        report_interval_s=5,
+        revision=revision,
+        brief=brief,
     )
 
 
@@ -134,6 +139,16 @@ def test_heartbeats_refer_to_the_newest_confirmed_report() -> None:
     assert beat.seq == 5
     last.confirmed(_request(7), _answer(None))
     assert last.instead_of(_request(8)) is None
+
+
+def test_a_brief_answer_does_not_confirm_a_report() -> None:
+    """It lacks the removals of containers that the report lists for the first time."""
+    last = ConfirmedReport()
+    last.confirmed(_request(1), _answer())
+    last.confirmed(_request(2), _answer(brief=True))
+    assert last.instead_of(_request(3)) is None
+    last.confirmed(_request(3), _answer())
+    assert last.instead_of(_request(4)) is not None
 
 
 def test_incidents_are_always_reported() -> None:

@@ -36,8 +36,11 @@ class ConfirmedReport:
             if last is not None and (last.session, last.seq) > (report.session, report.seq):
                 return
             self._confirmed = None
-            # An incident is reported until it is answered, so the next report lacks it.
-            if answer.revision is not None and not (report.incidents or report.faults):
+            # A brief answer lacks the removals of containers that this report lists for the first time: the
+            # poll thread must report once more to get them. An incident is reported until it is answered, so
+            # the next report lacks it.
+            has_all = not answer.brief and not report.incidents and not report.faults
+            if answer.revision is not None and has_all:
                 self._confirmed = _Confirmed(report, answer.revision, until)
 
     def instead_of(self, report: SyncRequest) -> Heartbeat | None:
