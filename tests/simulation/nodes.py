@@ -1,5 +1,6 @@
 """Nodes: machines with an engine and GPUs, on which the product's agent runs. Engines outlive agents."""
 
+import errno
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -145,7 +146,7 @@ class AgentDirectory(StateDirectory):
     def write(self, name: str, content: bytes) -> None:
         hub().step()
         if self._node.disk_is_full:
-            raise OSError(28, "No space left on device", name)
+            raise OSError(errno.ENOSPC, "No space left on device", name)
         super().write(name, content)
         hub().step()
 

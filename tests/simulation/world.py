@@ -1,5 +1,6 @@
 """One run: a control plane, nodes and users with faults, then a time without faults in which all must settle."""
 
+import errno
 import hashlib
 import shutil
 import sqlite3
@@ -197,7 +198,8 @@ class World:
 
     def on_process_end(self, name: str, failure: BaseException | None) -> None:
         self.note(f"{name} has ended")
-        if failure is not None:
+        # With a full disk an agent cannot join: it ends, and is started again until there is room.
+        if failure is not None and getattr(failure, "errno", None) != errno.ENOSPC:
             self.violation(f"a thread of {name} died: {_described(failure)}")
         if not self.outside.is_alive:
             return

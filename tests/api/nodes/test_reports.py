@@ -140,6 +140,24 @@ def test_a_report_older_than_an_attempt_does_not_change_it(sandbox: Sandbox) -> 
     assert _state_and_code(sandbox, second.instance_id) == ("running", None)
 
 
+@pytest.mark.parametrize("operation", ["stop", "delete"])
+def test_gpus_stay_allocated_while_an_earlier_attempt_runs(sandbox: Sandbox, operation: str) -> None:
+    """The node has not heard of the restart when the user stops the instance."""
+    first = sandbox.running(gpus={"count": 8})
+    path = f"/v1/instances/{first.instance_id}"
+    assert sandbox.client.post(f"{path}/restart").status_code == 202
+    ended = sandbox.client.post(f"{path}/stop") if operation == "stop" else sandbox.client.delete(path)
+    assert ended.status_code == 202
+    sandbox.sync(instances=None)  # Docker does not answer, but the node now has the current generation
+    for phase in ("running", "exited"):
+        answer = sandbox.sync(observed(first, phase))
+        assert [each.attempt for each in answer.removals] == [1]
+        assert _state_and_code(sandbox, first.instance_id)[0] == "stopping"
+        assert _allocated_gpus(sandbox) == 8
+    sandbox.sync()
+    assert _allocated_gpus(sandbox) == 0
+
+
 def test_a_late_report_is_answered_but_not_applied(sandbox: Sandbox) -> None:
     assignment = sandbox.running()
     sandbox.node.seq -= 2

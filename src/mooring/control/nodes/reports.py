@@ -221,13 +221,19 @@ def _changed(
 def _matched(rows: Sequence[Row[Any]], report: SyncRequest) -> list[tuple[Row[Any], ObservedInstance | None]]:
     """Placed instances, each with what was observed of its current attempt; None: the container is missing.
 
-    Left out are attempts that are missing because the report is older than their placement.
+    Left out are attempts that are missing because the report is older than their placement, or because an
+    earlier attempt's container is still there: after a restart it uses the same GPUs, and must be gone first.
     """
     seen = {(item.instance_id, item.attempt): item for item in report.instances or ()}
+    present: dict[str, int] = {}  # the lowest attempt with a container, by instance
+    for item in report.instances or ():
+        if item.phase is not Phase.REFUSED:
+            present[item.instance_id] = min(item.attempt, present.get(item.instance_id, item.attempt))
     return [
         (row, seen.get((row.id, row.attempt)))
         for row in rows
-        if (row.id, row.attempt) in seen or report.generation >= row.node_generation
+        if (row.id, row.attempt) in seen
+        or (report.generation >= row.node_generation and present.get(row.id, row.attempt) >= row.attempt)
     ]
 
 
