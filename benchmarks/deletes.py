@@ -26,7 +26,10 @@ WHAT: dict[str, dict[str, object]] = {
 
 
 def main(count: int, database: str, replicas: int, state: str) -> int:
-    with stack.servers(database, replicas) as servers, stack.simulated_fleet(servers[0], "10x8xH100"):
+    with (
+        stack.servers(database, replicas) as servers,
+        stack.simulated_fleet(servers[0], "10x8xH100", elsewhere=True),
+    ):
         urls = [server.url for server in servers]
         with servers[0].client as admin:
             ids = _fill(admin, urls, count, state)

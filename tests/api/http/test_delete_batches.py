@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
 from mooring.api.context import Context
 from mooring.api.http.transactions import BatchedRequest, Call, run_batch
+from mooring.api.http.turns import MAX_CONCURRENT_WRITES
 from mooring.control import locks
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.instances import instances, placements
@@ -57,6 +57,7 @@ def _described(result: Response | Exception) -> str:
     return bytes(result.body).decode() if isinstance(result, Response) else repr(result)
 
 
+@pytest.mark.both_databases
 def test_each_delete_of_a_batch_gets_its_own_result(shared_service: RunningService, shared: Client) -> None:
     own, other = (
         shared.post("/v1/projects", json={"name": f"deletes-{name}"}).json()["id"]
@@ -89,27 +90,21 @@ def test_each_delete_of_a_batch_gets_its_own_result(shared_service: RunningServi
     assert Counter(deleted) & Counter([first["id"], last["id"]]) == {first["id"]: 1, last["id"]: 1}
 
 
+@pytest.mark.both_databases
 def test_concurrent_deletes_of_a_project_share_transactions(
     shared_service: RunningService, shared: Client
 ) -> None:
-    """The first delete waits for the row of its instance; all others wait for a batch, and hold no turn."""
+    """The first batches wait for the writer; later deletes wait for a batch, and take no turns."""
     project = shared.post("/v1/projects", json={"name": "deletes-http"}).json()["id"]
     made = [shared.create(project_id=project, gpus={"count": 64})["id"] for _ in range(20)]
     key = shared.post("/v1/api-keys", json={"name": "k", "project_id": project, "role": "member"}).json()
     context: Context = shared_service.service._server._context
-    with Client(shared_service.url, key["key"]) as each:
-        assert each.get("/v1/instances").status_code == 200  # the first use of a key is recorded
-
-    def delete(instance_id: str) -> httpx.Response:
-        with Client(shared_service.url, key["key"]) as each:
-            return each.delete(f"/v1/instances/{instance_id}")
-
-    with ThreadPoolExecutor(len(made)) as pool:
+    with Client(shared_service.url, key["key"]) as member, ThreadPoolExecutor(len(made)) as pool:
+        assert member.get("/v1/instances").status_code == 200  # the first use of a key is recorded
         with shared_service.plane.database.write() as session:
             locks.instances(session, made)
-            answers = [pool.submit(delete, instance_id) for instance_id in made]
-            most = 1 if shared_service.plane.database.is_sqlite else 2
-            wait_until(lambda: len(context.deletes) >= len(made) - most)
+            answers = [pool.submit(member.delete, f"/v1/instances/{each}") for each in made]
+            wait_until(lambda: len(context.deletes) > MAX_CONCURRENT_WRITES)
         assert {answer.result().status_code for answer in answers} == {202}
     assert shared.items("/v1/instances", project_id=project) == []
 
@@ -177,18 +172,21 @@ def test_a_delete_during_the_placement_of_its_instance_stops_it_on_its_node(
         )
         assert placements.assign(session, [decided]) == [made["id"]]
         row.cordoned = True
+        placed_at = session.scalars(select(Node.generation).where(Node.id == node.id)).one()
         thread.start()
         wait_until(lambda: _waits_for_a_lock(service.plane.database) or results)
     thread.join(20)
     assert results == ["deleted", "deleted"]
     stopping = client.instance(made["id"])
     assert (stopping["state"], stopping["node_id"]) == ("stopping", node.id)
-    node.sync(instances=None)  # the node learns that it should not run the instance
+    with service.plane.database.read() as session:
+        # The node's waiting call returns with the delete.
+        assert session.get_one(Node, node.id).generation == placed_at + 1
+    node.sync(instances=None)
     node.sync()
     assert client.get(f"/v1/instances/{made['id']}").status_code == 404
 
 
-@on_postgresql
 def test_instances_that_keep_moving_are_deleted_one_by_one(
     service: RunningService, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
