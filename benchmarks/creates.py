@@ -9,10 +9,6 @@ instances on SQLite have bounds.
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-
-from tests.walk.product import ServerProcess
 
 from benchmarks import load, stack
 from benchmarks.figures import median, percentile, verdict
@@ -22,11 +18,11 @@ WHAT: dict[str, dict[str, object]] = {"instances": INSTANCE, "users": {"name": "
 
 
 def main(seconds: float, database: str, replicas: int, what: str) -> int:
-    with _servers(database, replicas) as servers, stack.simulated_fleet(servers[0], "10x8xH100"):
+    with stack.servers(database, replicas) as servers, stack.simulated_fleet(servers[0], "10x8xH100"):
         urls = [server.url for server in servers]
-        before = _cpu_seconds(servers)
+        before = stack.cpu_seconds_of(servers)
         made = load.closed_loop(urls[0], "POST", f"/v1/{what}", WHAT[what], seconds, *urls[1:])
-        cpu = _cpu_seconds(servers) - before
+        cpu = stack.cpu_seconds_of(servers) - before
         with servers[0].client as admin:
             running = len(admin.items("/v1/instances", state="running", limit=200))
     latencies = made.latencies_s
@@ -44,20 +40,6 @@ def main(seconds: float, database: str, replicas: int, what: str) -> int:
         verdict("GPUs in use at the end", running, 80, at_least=True),
     ]
     return 0 if all(passed) else 1
-
-
-def _cpu_seconds(servers: Sequence[ServerProcess]) -> float:
-    return sum(stack.cpu_seconds(server.pid) for server in servers)
-
-
-@contextmanager
-def _servers(database: str, replicas: int) -> Iterator[list[ServerProcess]]:
-    if database == "sqlite":
-        with stack.server_alone() as server:
-            yield [server]
-    else:
-        with stack.replicas_on_postgresql(replicas) as servers:
-            yield servers
 
 
 if __name__ == "__main__":

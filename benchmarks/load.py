@@ -3,7 +3,7 @@
 import http.client
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -37,21 +37,55 @@ def closed_loop(
         more_urls: further replicas; the clients are spread over all of them.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(_clients, (url, *more_urls), method, path, body, seconds).result()
+        return process.submit(_repeat, (url, *more_urls), method, path, body, seconds).result()
+
+
+def each(
+    urls: Sequence[str], method: str, paths: Sequence[str], body: dict[str, object] | None = None
+) -> Load:
+    """Send one request per path. Each client sends its next one once the last is answered."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(_send_each, urls, method, paths, body).result()
+
+
+def _repeat(
+    urls: Sequence[str], method: str, path: str, body: dict[str, object] | None, seconds: float
+) -> Load:
+    until = time.perf_counter() + seconds
+
+    def paths(number: int) -> Iterator[str]:
+        while time.perf_counter() < until:
+            yield path.format(client=number)
+
+    return _clients(urls, method, paths, body)
+
+
+def _send_each(
+    urls: Sequence[str], method: str, paths: Sequence[str], body: dict[str, object] | None
+) -> Load:
+    return _clients(urls, method, lambda number: paths[number::CLIENTS], body)
 
 
 def _clients(
-    urls: Sequence[str], method: str, path: str, body: dict[str, object] | None, seconds: float
+    urls: Sequence[str],
+    method: str,
+    paths: Callable[[int], Iterable[str]],
+    body: dict[str, object] | None,
 ) -> Load:
+    """Run the clients.
+
+    Args:
+        paths: the paths of each client by its number.
+    """
     content = None if body is None else json.dumps(body).encode()
     began = time.perf_counter()
-    until = began + seconds
 
     def client(number: int) -> list[float]:
         connection = http.client.HTTPConnection(urlsplit(urls[number % len(urls)]).netloc, timeout=30)
         taken = []
-        while (sent_at := time.perf_counter()) < until:
-            connection.request(method, path.format(client=number), content, HEADERS)
+        for path in paths(number):
+            sent_at = time.perf_counter()
+            connection.request(method, path, content, HEADERS)
             answer = connection.getresponse()
             text = answer.read()
             if answer.status >= 300:

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +85,17 @@ def server_alone(host: str = "127.0.0.1", **settings: str) -> Iterator[ServerPro
 
 
 @contextmanager
+def servers(database: str, replicas: int) -> Iterator[list[ServerProcess]]:
+    """A server on SQLite, or replicas on PostgreSQL, without nodes."""
+    if database == "sqlite":
+        with server_alone() as server:
+            yield [server]
+    else:
+        with replicas_on_postgresql(replicas) as started:
+            yield started
+
+
+@contextmanager
 def replicas_on_postgresql(count: int) -> Iterator[list[ServerProcess]]:
     """Servers on loopback that share all keys and a new PostgreSQL, which flushes to disk."""
     keys = {name: urlsafe_b64encode(os.urandom(32)).decode() for name in ("ENCRYPTION_KEYS", "AUDIT_KEYS")}
@@ -149,3 +160,7 @@ def cpu_seconds(pid: int) -> float:
     """The user and system time so far of a process and its current children."""
     process = psutil.Process(pid)
     return sum(sum(part.cpu_times()[:2]) for part in (process, *process.children(recursive=True)))
+
+
+def cpu_seconds_of(started: Sequence[ServerProcess]) -> float:
+    return sum(cpu_seconds(server.pid) for server in started)

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import func, select, update
 
 from mooring.control import retention, revisions
-from mooring.control.retention import RetentionTimes, Sweep
+from mooring.control.retention import Horizons, RetentionTimes, Sweep
 from mooring.control.tenants.storage import StorageLimits
 from mooring.db.session import Database
 from mooring.db.tables import (
@@ -138,6 +138,38 @@ def test_reading_purged_events_answers_410(service: RunningService, client: Clie
     following = client.items("/v1/events", after=theirs[-1])
     assert {_instance_of(event) for event in following} == {later["id"]}
     assert len(client.items(f"/v1/instances/{kept['id']}/events")) > 0
+
+
+def test_an_interval_purges_a_limited_time_of_history(
+    service: RunningService, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When a wrong clock makes all history due, an operator has hours to notice it."""
+    clock = [0.0]
+    keeper = Retention(service.plane.database, DEFAULTS, LIMITS)
+    keeper._horizons = Horizons(lambda: clock[0])
+    first = now() - timedelta(days=60)
+    made = [client.create(gpus={"count": 64})["id"] for _ in range(5)]
+    for instance_id in made:
+        client.delete(f"/v1/instances/{instance_id}")
+    hours = (0, 5, 7, 11, 30)
+    with service.plane.database.write() as session:
+        # The last five events are of the deletes; each is as old as its instance.
+        newest = sorted(session.scalars(select(Event.seq)))[-5:]
+        for instance_id, seq, after in zip(made, newest, hours, strict=True):
+            at = first + timedelta(hours=after)
+            session.execute(update(Instance).where(Instance.id == instance_id).values(deleted_at=at))
+            session.execute(update(Event).where(Event.seq == seq).values(at=at, instance_id=None))
+        session.execute(update(Event).where(Event.seq < newest[0]).values(at=first))
+    left = []
+    for seconds in (0, 599, 600, 1200, 1800):
+        clock[0] = seconds
+        keeper.tick()
+        with service.plane.database.read() as session:
+            seqs = session.scalars(select(Event.seq).where(Event.seq.in_(newest))).all()
+        left.append((count(service, Instance), len(seqs)))
+    # The newest event always stays.
+    assert left == [(3, 3), (3, 3), (1, 1), (0, 1), (0, 1)]
+    assert "deleted instances are due" in caplog.text
 
 
 def _instance_of(event: dict[str, Any]) -> str:
@@ -309,12 +341,12 @@ def swept(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     yield sweep
 
 
-def test_a_run_is_limited_in_rows_and_batch_time(
+def test_a_run_purges_all_that_is_due_in_batches_of_limited_time(
     swept: Callable[[Numbers], None],
 ) -> None:
     quick = Numbers(100_000, lambda count: count * 0.00001)
     swept(quick)
-    assert sum(quick.batches) == loop.MAX_PER_RUN
+    assert sum(quick.batches) == 100_000
     assert max(quick.batches) == loop.MAX_BATCH_SIZE
     slow = Numbers(1000, lambda count: count * 0.002)  # 40 ms for the first twenty
     swept(slow)
@@ -338,7 +370,7 @@ def test_a_failed_sweep_does_not_stop_the_others(
     made = client.create(node_selector={"no": "where"})
     client.delete(f"/v1/instances/{made['id']}")
     real_sweeps = retention.sweeps
-    monkeypatch.setattr(retention, "sweeps", lambda kept, limits: [Broken(), *real_sweeps(kept, limits)])
+    monkeypatch.setattr(retention, "sweeps", lambda *given: [Broken(), *real_sweeps(*given)])
     with pytest.raises(ExceptionGroup, match="not purged"):
         purge(service, IMMEDIATE)
     assert count(service, Instance) == 0

@@ -47,7 +47,9 @@ class Context:
     event_pages: EventPages = field(default_factory=EventPages)
     scheduler_turns: SchedulerTurns = field(default_factory=SchedulerTurns)
     write_turns: ProjectTurns = field(default_factory=lambda: ProjectTurns(MAX_CONCURRENT_WRITES))
-    batches: Batches[Any] = field(default_factory=Batches)
+    # Separate, because a transaction that locks projects must do so before it locks nodes.
+    creates: Batches[Any] = field(default_factory=Batches)
+    deletes: Batches[Any] = field(default_factory=Batches)
     heartbeats: HeartbeatBatches = field(default_factory=HeartbeatBatches)
     lists: SharedReads[bytes] = field(default_factory=SharedReads)
     rendered: RenderedInstances = field(default_factory=RenderedInstances)

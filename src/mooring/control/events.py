@@ -188,25 +188,28 @@ def newest_seq(session: Session) -> int:
     return session.scalar(select(func.max(Event.seq))) or 0
 
 
-def expired(session: Session, before: datetime, after: int, most: int) -> tuple[list[int], int | None]:
+def expired(
+    session: Session, before: datetime, after: int, most: int
+) -> tuple[list[tuple[int, datetime]], int | None]:
     """Find events that retention may delete. Never the newest, whose `seq` must not be reused.
 
     Args:
         after: the `seq` to continue after.
 
     Returns:
-        The `seq` of events to delete, and the `seq` to continue after; None: all later events are newer.
+        The `seq` and time of events to delete, and the `seq` to continue after; None: all later events are
+        newer.
     """
     newest, present = newest_seq(session), now()
     query = select(Event.seq, Event.at).where(Event.seq > after, Event.seq < newest)
     rows = session.execute(query.order_by(Event.seq).limit(most)).all()
-    old: list[int] = []
+    old: list[tuple[int, datetime]] = []
     for seq, at in rows:
         # An event from the future (the clock was wrong) must not block those after it.
         if before <= at <= present:
             return old, None
         if at < before:
-            old.append(seq)
+            old.append((seq, at))
     return old, rows[-1].seq if rows else None
 
 

@@ -3,11 +3,11 @@ group, the placement lock, nodes by id, instances by id, then the stored bytes o
 (`db.session.Ending`). SQLite has one writer at a time and needs none of these locks.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sqlalchemy import select, text
+from sqlalchemy import ColumnElement, select, text
 from sqlalchemy.orm import Session, defer
 
 from mooring.core.access import Access
@@ -17,6 +17,7 @@ from mooring.db.tables import Instance, InstanceGroup, Node, Project
 
 _TRIES = 5
 _LIVE = "mooring.live_projects"
+_LOCKED = "mooring.locked_instances"
 
 
 def projects(session: Session, project_ids: Iterable[str]) -> dict[str, Project]:
@@ -124,6 +125,28 @@ def instances_on(
     return session.scalars(query.execution_options(populate_existing=True)).all()
 
 
+class _Moved(Exception):
+    """The node of the instance has changed since it was read, so another node is locked."""
+
+
+def for_operations(session: Session, instance_ids: Iterable[str]) -> None:
+    """Lock all instances that several operations will lock with `instance`, and their nodes.
+
+    `instance` then locks nothing more: if each operation locked a node, two transactions could deadlock.
+
+    Raises:
+        Conflict: instances were placed again and again while this tried to lock them.
+    """
+    ids = set(instance_ids)
+    for _ in range(_TRIES):
+        with suppress(_Moved), session.begin_nested():
+            rows, locked_nodes = _locked_with_nodes(session, Instance.id.in_(ids))
+            found = {row.id: (row, locked_nodes.get(row.node_id or "")) for row in rows}
+            session.info[_LOCKED] = {each: found.get(each) for each in ids}
+            return
+    raise Conflict("the instances keep moving between nodes; try again")
+
+
 def instance(session: Session, access: Access, instance_id: str) -> tuple[Instance, Node | None]:
     """Lock the node that an instance is on, then the instance.
 
@@ -132,6 +155,9 @@ def instance(session: Session, access: Access, instance_id: str) -> tuple[Instan
         Forbidden: the caller may see it, but may not do this.
         Conflict: it was placed again and again while this tried to lock it.
     """
+    locked: dict[str, tuple[Instance, Node | None] | None] = session.info.get(_LOCKED, {})
+    if instance_id in locked:
+        return _visible(access, instance_id, locked[instance_id])
     for _ in range(_TRIES):
         # After a move, the rollback to the savepoint unlocks the instance: the new node must be locked first.
         with suppress(_Moved), session.begin_nested():
@@ -139,20 +165,23 @@ def instance(session: Session, access: Access, instance_id: str) -> tuple[Instan
     raise Conflict(f"instance {instance_id} keeps moving between nodes; try again")
 
 
-class _Moved(Exception):
-    """The node of the instance has changed since it was read, so another node is locked."""
-
-
 def _locked_with_node(session: Session, access: Access, instance_id: str) -> tuple[Instance, Node | None]:
     node_id = session.scalar(select(Instance.node_id).where(Instance.id == instance_id))
     locked_node = node(session, node_id) if node_id else None
     row = instances(session, [instance_id]).get(instance_id)
-    if row is None or row.deleted_at is not None:
-        raise NotFound(f"no instance {instance_id}")
-    access.require(row.project_id, f"no instance {instance_id}")
-    if row.node_id != node_id:
+    found = _visible(access, instance_id, None if row is None else (row, locked_node))
+    if found[0].node_id != node_id:
         raise _Moved
-    return row, locked_node
+    return found
+
+
+def _visible(
+    access: Access, instance_id: str, found: tuple[Instance, Node | None] | None
+) -> tuple[Instance, Node | None]:
+    if found is None or found[0].deleted_at is not None:
+        raise NotFound(f"no instance {instance_id}")
+    access.require(found[0].project_id, f"no instance {instance_id}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,15 +208,19 @@ def group(session: Session, access: Access, group_id: str) -> LockedGroup:
     access.require(row.project_id, f"no instance group {group_id}")
     for _ in range(_TRIES):
         with suppress(_Moved), session.begin_nested():
-            return _locked_with_members(session, row)
+            members, locked_nodes = _locked_with_nodes(session, Instance.group_id == row.id)
+            by_rank = sorted(members, key=lambda member: member.group_rank or 0)
+            return LockedGroup(row, by_rank, locked_nodes)
     raise Conflict(f"members of instance group {group_id} keep moving between nodes; try again")
 
 
-def _locked_with_members(session: Session, row: InstanceGroup) -> LockedGroup:
-    query = select(Instance.id, Instance.node_id).where(Instance.group_id == row.id)
-    node_ids = dict(session.execute(query).all())
+def _locked_with_nodes(
+    session: Session, which: ColumnElement[bool]
+) -> tuple[Collection[Instance], Mapping[str, Node]]:
+    """Lock the nodes of instances, then the instances. Raises _Moved if one of them has moved meanwhile."""
+    node_ids = dict(session.execute(select(Instance.id, Instance.node_id).where(which)).all())
     locked_nodes = nodes(session, filter(None, node_ids.values()))
-    members = instances(session, node_ids).values()
-    if any(member.node_id != node_ids[member.id] for member in members):
+    rows = instances(session, node_ids).values()
+    if any(row.node_id != node_ids[row.id] for row in rows):
         raise _Moved
-    return LockedGroup(row, sorted(members, key=lambda member: member.group_rank or 0), locked_nodes)
+    return rows, locked_nodes

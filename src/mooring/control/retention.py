@@ -5,12 +5,15 @@ transaction (loops/retention.py). Never purged: the audit log, the GPU ledger (`
 `instance_records`), and rows that other rows refer to.
 """
 
+import logging
+import math
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import ColumnElement, String, cast, delete, exists, func, insert, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
@@ -36,6 +39,15 @@ from mooring.db.tables import (
 )
 from mooring.db.types import now
 
+Key = TypeVar("Key")
+
+log = logging.getLogger(__name__)
+
+# How much history, from the oldest row on, may be purged in an interval. It is 36 times what becomes due in
+# that time, so no table grows. If a wrong clock makes all history due, it lasts for hours, not for seconds.
+MAX_HISTORY: Final = timedelta(hours=6)
+INTERVAL_S: Final = 600.0
+
 _STREAM_MAX_AGE = timedelta(minutes=10)
 # Minimum age of deleted instances, even if their project's storage is full: users may still wait for them.
 _MIN_DELETED_AGE = timedelta(minutes=10)
@@ -50,6 +62,32 @@ class RetentionTimes:
     events: timedelta
 
 
+class Horizons:
+    """Up to which time each kind of history may be purged in the present interval."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._horizons: dict[str, tuple[float, datetime]] = {}
+
+    def before(self, kind: str, oldest: datetime, due_before: datetime) -> datetime:
+        """Return the time before which rows may be purged, at most `due_before`.
+
+        Args:
+            oldest: the time of the oldest row that is due.
+        """
+        began_at, horizon = self._horizons.get(kind, (-math.inf, oldest))
+        if self._clock() - began_at >= INTERVAL_S:
+            horizon = oldest + MAX_HISTORY
+            self._horizons[kind] = self._clock(), horizon
+            if horizon < due_before:
+                log.warning(
+                    "%s are due that end up to %s apart; %s are purged each %.0f min, oldest first. If this "
+                    "is unexpected, check the clock and the retention settings",
+                    kind, due_before - oldest, MAX_HISTORY, INTERVAL_S / 60,
+                )  # fmt: skip
+        return min(horizon, due_before)
+
+
 class Sweep(ABC):
     """Purges one kind of rows. Created for each run."""
 
@@ -62,13 +100,13 @@ class Sweep(ABC):
         """Delete those of the rows that are still due. Returns how many."""
 
 
-def sweeps(kept: RetentionTimes, limits: StorageLimits) -> list[Sweep]:
+def sweeps(kept: RetentionTimes, limits: StorageLimits, horizons: Horizons) -> list[Sweep]:
     """All sweeps, ordered so that rows are deleted before those they refer to."""
     before = now() - kept.deleted
     return [
         _Answers(kept.idempotency),
         _Rows(Stream.id, Stream.created_at < now() - _STREAM_MAX_AGE),
-        _Instances(before),
+        _Instances(before, horizons),
         _InstancesOfFullProjects(limits),
         _Groups(before),
         _Rows(Reservation.id, or_(Reservation.deleted_at < before, Reservation.to_at < before)),
@@ -76,7 +114,7 @@ def sweeps(kept: RetentionTimes, limits: StorageLimits) -> list[Sweep]:
         _Rows(ApiKey.id, _dead_key(before)),
         _Rows(User.id, _unused_user(before)),
         _Projects(before),
-        _Events(now() - kept.events),
+        _Events(now() - kept.events, horizons),
     ]
 
 
@@ -117,15 +155,36 @@ def _unused_user(before: datetime) -> ColumnElement[bool]:
     return (User.deleted_at < before) & User.issuer.is_(None) & ~referred
 
 
-class _Instances(Sweep):
+class _History(Sweep):
+    """Rows of which a limited time may be purged at once (`Horizons`)."""
+
+    kind: str
+
+    def __init__(self, before: datetime, horizons: Horizons) -> None:
+        self._before = before
+        self._horizons: Horizons | None = horizons
+
+    def _within_horizon(self, rows: Sequence[tuple[Key, datetime]]) -> list[Key]:
+        """The keys of those rows that may be purged now. The first row found in a run is the oldest."""
+        if rows and self._horizons is not None:
+            self._before = self._horizons.before(self.kind, rows[0][1], self._before)
+            self._horizons = None
+        return [key for key, at in rows if at < self._before]
+
+
+class _Instances(_History):
     """Deleted instances with their events. Those that were placed leave an instance record."""
 
-    def __init__(self, before: datetime) -> None:
-        self._due = Instance.deleted_at < before
+    kind = "deleted instances"
+
+    @property
+    def _due(self) -> ColumnElement[bool]:
+        return Instance.deleted_at < self._before
 
     def find(self, session: Session, most: int) -> Sequence[str]:
-        query = select(Instance.id).where(self._due, ~_holds_gpus()).order_by(Instance.deleted_at)
-        return session.scalars(query.limit(most)).all()
+        query = select(Instance.id, Instance.deleted_at).where(self._due, ~_holds_gpus())
+        rows = session.execute(query.order_by(Instance.deleted_at).limit(most))
+        return self._within_horizon([(row.id, row.deleted_at) for row in rows])
 
     def remove(self, session: Session, keys: Sequence[str]) -> int:
         purged = _purge(session, keys, self._due)
@@ -235,17 +294,19 @@ class _Projects(Sweep):
         return len(due)
 
 
-class _Events(Sweep):
+class _Events(_History):
     """Expired events, ordered by `seq`."""
 
-    def __init__(self, before: datetime) -> None:
-        self._before = before
+    kind = "events"
+
+    def __init__(self, before: datetime, horizons: Horizons) -> None:
+        super().__init__(before, horizons)
         self._after: int | None = 0
 
     def find(self, session: Session, most: int) -> Sequence[int]:
         while self._after is not None:
-            found, self._after = events.expired(session, self._before, self._after, most)
-            if found:
+            expired, self._after = events.expired(session, self._before, self._after, most)
+            if found := self._within_horizon(expired):
                 return found
         return ()
 

@@ -6,14 +6,12 @@ from typing import Any, Final
 
 from mooring.control import retention
 from mooring.control.nodes import gpu_health
-from mooring.control.retention import RetentionTimes, Sweep
+from mooring.control.retention import Horizons, RetentionTimes, Sweep
 from mooring.control.tenants.storage import StorageLimits
 from mooring.db import space
 from mooring.db.session import Database
 from mooring.loops.loop import Loop
 
-# Rows that one run of a sweep purges at most; the next run continues.
-MAX_PER_RUN: Final = 20_000
 # A batch grows and shrinks so that its transaction takes about this long.
 BATCH_S: Final = 0.05
 MAX_BATCH_SIZE: Final = 500
@@ -21,17 +19,15 @@ _FIRST_BATCH = 20
 
 
 class Retention(Loop):
-    interval_s = 600.0
-
     def __init__(self, database: Database, kept: RetentionTimes, limits: StorageLimits) -> None:
         super().__init__(database)
-        self._kept, self._limits = kept, limits
+        self._kept, self._limits, self._horizons = kept, limits, Horizons()
         shortest = min(kept.deleted, kept.idempotency).total_seconds()
-        self.interval_s = min(600.0, max(1.0, shortest / 4))
+        self.interval_s = min(retention.INTERVAL_S, max(1.0, shortest / 4))
 
     def tick(self) -> None:
         failures: list[Exception] = []
-        for sweep in retention.sweeps(self._kept, self._limits):
+        for sweep in retention.sweeps(self._kept, self._limits, self._horizons):
             try:
                 self._sweep(sweep)
             except Exception as failure:
@@ -47,16 +43,15 @@ class Retention(Loop):
             raise ExceptionGroup("some rows were not purged", failures)
 
     def _sweep(self, sweep: Sweep) -> None:
-        left, batch = MAX_PER_RUN, _FIRST_BATCH
-        while left > 0 and not self._stopping.is_set():
+        batch = _FIRST_BATCH
+        while not self._stopping.is_set():
             with self.database.read() as session:
-                keys = sweep.find(session, min(batch, left))
+                keys = sweep.find(session, batch)
             if not keys:
                 return
             took_s, removed = self._remove(sweep, keys)
             if not removed:
                 return  # another replica has locked them; the next run continues
-            left -= len(keys)
             batch = _next_batch(batch, took_s)
             self.rest(took_s)
 

@@ -313,7 +313,7 @@ def test_concurrent_creates_over_http_each_get_their_instance(
     with ThreadPoolExecutor(count) as pool:
         with shared_service.plane.database.only_writer():
             answers = [pool.submit(create, number) for number in range(count)]
-            wait_until(lambda: len(context.batches) >= MAX_REQUESTS or answers[0].done())
+            wait_until(lambda: len(context.creates) >= MAX_REQUESTS or answers[0].done())
         done = [answer.result() for answer in answers]
     assert {answer.status_code for answer in done} == {201}
     by_name = {answer.json()["name"]: answer.content for answer in done}

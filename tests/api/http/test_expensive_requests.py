@@ -101,7 +101,7 @@ class TestSchedulerTurns:
                 secrets = [{"name": f"s{number}", "value": "v"} for number in range(THREADS + 8)]
                 answers = [pool.submit(writer.post, "/v1/secrets", json=secret) for secret in secrets]
                 wait_until(lambda: len(service.service._server._context.write_turns) == THREADS + 8)
-                batches = service.service._server._context.batches
+                batches = service.service._server._context.creates
                 answers += [pool.submit(writer.post, "/v1/instances", json=PENDING)]
                 wait_until(lambda: batches._running and not len(batches))  # the first one waits in a batch
                 answers += [pool.submit(writer.post, "/v1/instances", json=PENDING) for _ in range(7)]

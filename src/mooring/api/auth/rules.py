@@ -79,7 +79,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "explain_instance": _read_rule(_READ, cost=SCHEDULER_COST),
     "create_instance": replace(_action_rule(_WRITE, "instance.create"), own_turns=True),
     "update_instance": _action_rule(_WRITE, "instance.update"),
-    "delete_instance": _action_rule(_WRITE, "instance.delete"),
+    "delete_instance": replace(_action_rule(_WRITE, "instance.delete"), own_turns=True),
     "stop_instance": _action_rule(_WRITE, "instance.stop"),
     "start_instance": _action_rule(_WRITE, "instance.start"),
     "restart_instance": _action_rule(_WRITE, "instance.restart"),

@@ -31,7 +31,7 @@ def etag(version: int) -> dict[str, str]:
     return {"ETag": f'"{version}"'}
 
 
-def _if_match(
+async def _if_match(  # async: FastAPI runs other dependencies in a thread
     if_match: Annotated[
         str | None,
         Header(max_length=64, description='the ETag that you read, such as `"5"`; 412 if it is out of date'),

@@ -14,8 +14,9 @@ from starlette.responses import Response
 
 from mooring.api.auth.authorization import CurrentAccess
 from mooring.api.context import Context, Ctx
+from mooring.api.http.batches import Batches
 from mooring.api.http.responses import respond
-from mooring.control import idempotency
+from mooring.control import idempotency, locks
 from mooring.control.audit import audit_log
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import storage
@@ -113,10 +114,15 @@ def perform(session: Session, access: Access, operation: Operation) -> StoredAns
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BatchedRequest:
-    """A request whose operation may share a transaction with others; it must raise before it writes."""
+    """A request whose operation may share a transaction with others; it must raise before it writes.
+
+    Attributes:
+        instance_id: the only instance that the operation locks, with `locks.instance`; None: it locks none.
+    """
 
     call: Call
     operation: Operation
+    instance_id: str | None = None
 
     @property
     def project(self) -> str:
@@ -139,10 +145,24 @@ async def batched(context: Context, call: Call, operation: Operation) -> Respons
     Args:
         operation: must raise any MooringError before it writes.
     """
+    return await _run(context, context.creates, BatchedRequest(call, operation))
+
+
+async def batched_delete(
+    context: Context, access: Access, instance_id: str, operation: Operation
+) -> Response:
+    """As `audited`, in a transaction together with concurrent deletes.
+
+    Args:
+        operation: must lock no instance but this one, and must raise any MooringError before it writes.
+    """
+    request = BatchedRequest(Call(access, None, ""), operation, instance_id)
+    return await _run(context, context.deletes, request)
+
+
+async def _run(context: Context, batches: Batches[BatchedRequest], request: BatchedRequest) -> Response:
     max_concurrent = 1 if context.database.is_sqlite else _MAX_CONCURRENT_BATCHES
-    return await context.batches.run(
-        BatchedRequest(call, operation), partial(run_batch, context), max_concurrent
-    )
+    return await batches.run(request, partial(run_batch, context), max_concurrent)
 
 
 def run_batch(context: Context, batch: Sequence[BatchedRequest]) -> Sequence[Result]:
@@ -178,6 +198,8 @@ def _together(context: Context, batch: Sequence[BatchedRequest]) -> Sequence[Res
         Exception: of one of the operations, or of the commit. None of them has taken effect.
     """
     with context.database.write() as session:
+        if instance_ids := [each.instance_id for each in batch if each.instance_id is not None]:
+            locks.for_operations(session, instance_ids)
         results = _stored(context, session, batch)
         new = [request for request in batch if request not in results]
         answers: dict[BatchedRequest, StoredAnswer] = {}

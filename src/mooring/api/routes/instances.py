@@ -204,14 +204,17 @@ def update_instance(
     responses=errors(InvalidTransition, MemberOfGroup),
     operation_id="delete_instance",
 )
-def delete_instance(instance_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
+async def delete_instance(
+    instance_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch
+) -> Response:
     """Delete an instance. Stops and removes its container; then requests for it return 404."""
 
     def act(session: Session) -> StoredAnswer:
-        row = instances.delete(session, access, instance_id, if_match)
-        return _answer(context, session, row, status=202)
+        with session.no_autoflush:  # write all rows of a batch in one flush
+            row = instances.delete(session, access, instance_id, if_match)
+            return _answer(context, session, row, status=202)
 
-    return transactions.audited(context, access, act)
+    return await transactions.batched_delete(context, access, instance_id, act)
 
 
 @router.post(
