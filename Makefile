@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help up test test-quick check mutants openapi lock clean
+.PHONY: help up test test-quick check mutants simulation openapi lock clean
 .DELETE_ON_ERROR:
 # Print the output of commands, but not the commands.
 .SILENT:
@@ -37,6 +37,9 @@ check: .venv/.dev ## check style, types, imports, and the rules of source and la
 mutants: .venv/.dev ## remove each guard of tests/mutants in a copy, and expect its test to fail; ARGS='--sample 30'
 	tests/testbed/install.sh
 	$(BIN)/python -m tests.mutants $(ARGS)
+
+simulation: .venv/.dev ## simulate the product with faults, 1,000 seeds; ARGS='--seeds 17 --trace' for one
+	$(BIN)/python -m tests.simulation $(ARGS)
 
 openapi: .venv/.dev ## regenerate docs/openapi.json after an intended change of the API
 	$(BIN)/python -m tests.contract.document

@@ -67,7 +67,7 @@ def unallocated(
 ) -> Iterator[str]:
     """I5 and I9: a running container's GPUs are allocated to its instance.
 
-    Perhaps to a later attempt: a restart allocates them to the next attempt while the last container still ends.
+    Perhaps to a later attempt: a restart allocates them to it while the last container still ends.
 
     Args:
         allocated: from `uses`. If containers start and end meanwhile, what was allocated at any time since

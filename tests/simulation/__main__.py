@@ -26,7 +26,9 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation")
-    parser.add_argument("--seeds", type=_seeds, default=range(1000), help="one, or the first and the last: 0-999")
+    parser.add_argument(
+        "--seeds", type=_seeds, default=range(1000), help="one, or the first and the last: 0-999"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--trace", action="store_true", help="print what happens")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)

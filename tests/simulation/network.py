@@ -119,5 +119,3 @@ class AgentHttp:
 
     def close(self) -> None:
         """Nothing to close."""
-
-

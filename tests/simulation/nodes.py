@@ -274,5 +274,3 @@ class Node:
         other.runtime, other.engine = self.runtime, self.engine
         other.generation = self.generation
         return other
-
-

@@ -201,9 +201,7 @@ class Replica:
         if path == "/agent/v1/join":
             request = agent_routes._parsed(JoinRequest, body)
             with context.database.write() as session:
-                node, _made = joins.join(
-                    session, request.token, request.node_name, request.credential_hash
-                )
+                node, _made = joins.join(session, request.token, request.node_name, request.credential_hash)
             return JoinAnswer(
                 node_id=node.id, node_name=node.name, credential="", control_plane_id=identity
             ).model_dump_json()
@@ -255,9 +253,7 @@ class Replica:
         woken = threading.Event()
         with context.database.signals.waking(woken, Topic.node(caller.id)):
             with context.database.write() as session:
-                outcomes = heartbeats.store(
-                    session, {caller.id: NodeHeartbeat(caller.credential_hash, body)}
-                )
+                outcomes = heartbeats.store(session, {caller.id: NodeHeartbeat(caller.credential_hash, body)})
             wanted = outcomes[caller.id] is not HeartbeatOutcome.STORED
             if not wanted and hub().now < until:
                 wanted = woken.wait(until - hub().now)

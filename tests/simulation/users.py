@@ -84,7 +84,9 @@ class User:
             fields["max_duration_s"] = random.choice([60, 90])
         if random.random() < 0.5:
             fields["project_id"] = self._world.limited_project
-        return InstanceCreate.model_validate({key: value for key, value in fields.items() if value is not None})
+        return InstanceCreate.model_validate(
+            {key: value for key, value in fields.items() if value is not None}
+        )
 
     def _change(self, instance: str) -> None:
         operation = hub().random.choice(["stop", "start", "restart", "delete", "delete"])

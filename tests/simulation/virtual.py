@@ -1,8 +1,8 @@
 """A virtual machine room: threads, clocks and random numbers that follow one seed.
 
-`install` replaces the primitives of `threading`, `time`, `queue`, `os` and `random`. The product then runs as it is,
-with all its threads, in one real thread: each virtual thread is a greenlet, and one runs at a time until it
-blocks. Time stands still while anything can run. So a run depends on its seed only, and an hour takes seconds.
+`install` replaces the primitives of `threading`, `time`, `queue`, `os` and `random`. The product then runs as
+it is, with all its threads, in one real thread: each virtual thread is a greenlet, and runs until it blocks.
+Time stands still while anything can run. So a run depends on its seed only, and a minute takes a second.
 
 Import this module and call `install` before anything that uses these primitives.
 """
@@ -160,7 +160,7 @@ class Hub:
         while True:
             self._end_processes()
             if self._ready:
-                # Sorted, because sets of objects, whose order differs from run to run, decide who was woken first.
+                # Sorted: the order of waking may be that of a set of objects, which differs from run to run.
                 self._ready.sort(key=attrgetter("number"))
                 self._resume(self._ready.pop(self.random.randrange(len(self._ready))))
                 continue
@@ -277,6 +277,13 @@ class Lock:
         if self._waiting:
             hub().wake(self._waiting.popleft())
 
+    def release_all(self) -> int:
+        self.release()
+        return 1
+
+    def acquire_all(self, _depth: int) -> None:
+        self.acquire()
+
     def locked(self) -> bool:
         return self._is_locked
 
@@ -344,16 +351,13 @@ class Condition:
         task = hub().current
         assert task is not None
         self._waiting.append(task)
-        depth = self._lock.release_all() if isinstance(self._lock, RLock) else self._lock.release()
+        depth = self._lock.release_all()
         try:
             return hub().block(timeout)
         finally:
             if task in self._waiting:
                 self._waiting.remove(task)
-            if isinstance(self._lock, RLock):
-                self._lock.acquire_all(depth or 1)
-            else:
-                self._lock.acquire()
+            self._lock.acquire_all(depth)
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
         until = None if timeout is None else hub().now + timeout

@@ -67,7 +67,10 @@ def _run(seed: int, folder: Path, template: Path, *, trace: bool) -> bool:
     if world.violations:
         _show(world)
     events = f"{world.hub.switches} steps, {len(world.history.creates)} creates"
-    print(f"seed {seed}: {digest}, {events}, {took_s:.2f} s of CPU, {len(world.violations)} violations", flush=True)
+    print(
+        f"seed {seed}: {digest}, {events}, {took_s:.2f} s of CPU, {len(world.violations)} violations",
+        flush=True,
+    )
     return not world.violations
 
 

@@ -1,4 +1,4 @@
-"""One run: a control plane, nodes and users with faults, then a time without faults in which all must settle."""
+"""One run: replicas, nodes and users with faults, then a time without faults in which all must settle."""
 
 import errno
 import hashlib
@@ -23,7 +23,6 @@ from mooring.control.tenants import projects
 from mooring.core.access import Access, Caller, Permission
 from mooring.core.instance.state import State
 from mooring.db import restored_events, timekeeping
-
 from mooring.db.session import Database
 from mooring.db.signals import AnyTopic, Signals
 from mooring.db.tables import Event, Instance
@@ -35,7 +34,7 @@ from tests.simulation.faults import FAULTS, Fault
 from tests.simulation.nodes import Node
 from tests.simulation.replicas import ADMIN_KEY, KEY, Answer, Replica, settings
 from tests.simulation.users import User
-from tests.simulation.virtual import EPOCH, Hub, Machine, Process, hub, use
+from tests.simulation.virtual import EPOCH, Hub, Machine, Process, use
 
 FAULTS_END_S: Final = 45.0
 SETTLE_S: Final = 60.0  # I12
@@ -76,9 +75,12 @@ class World:
         self._backup: Path | None = None
         self._checked_at = 0.0
         self.checker = Database(self.settings.resolved_database_url, Signals())
-        self.replicas = [Replica(self, number) for number in range(1, self.hub.random.choice([1, 2, 2, 3]) + 1)]
+        self.replicas = [
+            Replica(self, number) for number in range(1, self.hub.random.choice([1, 2, 2, 3]) + 1)
+        ]
         self.nodes = [
-            Node(self, number, folder / f"node-{number}") for number in range(1, self.hub.random.choice([2, 3, 4]) + 1)
+            Node(self, number, folder / f"node-{number}")
+            for number in range(1, self.hub.random.choice([2, 3, 4]) + 1)
         ]
         self.loops = {"Scheduling", "NodeHealth", "Deadlines"}
         if self.hub.random.random() < 0.2:
@@ -303,8 +305,8 @@ class World:
         with self.checker.read() as session:
             desired = dict(session.execute(select(Instance.id, Instance.desired_state)).all())
         for ids in self.history.creates.values():
-            self.history.lost |= {instance for instance in ids if instance not in desired}
-            ids &= desired.keys()
+            self.history.lost |= ids - desired.keys()
+            ids.intersection_update(desired.keys())
         self.history.deletes = {one for one in self.history.deletes if desired.get(one) == "deleted"}
 
     # --- checks
@@ -344,7 +346,9 @@ class World:
 
     def _all_problems(self) -> list[str]:
         with self.checker.read() as session:
-            rows = session.execute(select(Instance.id, Instance.reason).where(Instance.state == State.STARTING))
+            rows = session.execute(
+                select(Instance.id, Instance.reason).where(Instance.state == State.STARTING)
+            )
             # By their users' policy, some of them for ever.
             restarting = {row.id for row in rows if (row.reason or {}).get("code") == "restarting"}
             found = settled.violations(session, self._containers())
@@ -372,5 +376,3 @@ class World:
 
 def _described(failure: BaseException) -> str:
     return "".join(traceback.format_exception(failure))
-
-
