@@ -1,4 +1,4 @@
-"""Sixteen low-overhead HTTP clients in a separate process."""
+"""Low-overhead HTTP clients in a separate process."""
 
 import http.client
 import json
@@ -21,6 +21,7 @@ class Load:
 
     seconds: float
     latencies_s: list[float]
+    cpu_s: float = 0.0  # of the clients
 
     @property
     def rate(self) -> float:
@@ -28,7 +29,13 @@ class Load:
 
 
 def closed_loop(
-    url: str, method: str, path: str, body: dict[str, object] | None, seconds: float, *more_urls: str
+    url: str,
+    method: str,
+    path: str,
+    body: dict[str, object] | None,
+    seconds: float,
+    *more_urls: str,
+    clients: int = CLIENTS,
 ) -> Load:
     """Each client sends its next request once the last is answered. A status other than 2xx is an error.
 
@@ -37,13 +44,19 @@ def closed_loop(
         more_urls: further replicas; the clients are spread over all of them.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(_clients, (url, *more_urls), method, path, body, seconds).result()
+        return process.submit(_clients, (url, *more_urls), method, path, body, seconds, clients).result()
 
 
 def _clients(
-    urls: Sequence[str], method: str, path: str, body: dict[str, object] | None, seconds: float
+    urls: Sequence[str],
+    method: str,
+    path: str,
+    body: dict[str, object] | None,
+    seconds: float,
+    clients: int,
 ) -> Load:
     content = None if body is None else json.dumps(body).encode()
+    cpu_before = time.process_time()
     began = time.perf_counter()
     until = began + seconds
 
@@ -60,6 +73,6 @@ def _clients(
         connection.close()
         return taken
 
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        latencies = [latency for taken in pool.map(client, range(CLIENTS)) for latency in taken]
-    return Load(time.perf_counter() - began, latencies)
+    with ThreadPoolExecutor(clients) as pool:
+        latencies = [latency for taken in pool.map(client, range(clients)) for latency in taken]
+    return Load(time.perf_counter() - began, latencies, time.process_time() - cpu_before)

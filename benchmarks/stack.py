@@ -107,8 +107,19 @@ def replicas_on_postgresql(count: int) -> Iterator[list[ServerProcess]]:
 
 
 @contextmanager
-def simulated_fleet(server: ServerProcess, fleet: str, *, elsewhere: bool = False) -> Iterator[None]:
-    """Simulated nodes in another process; waits until all are ready.
+def server_on(database: str) -> Iterator[ServerProcess]:
+    """A server on loopback with SQLite or PostgreSQL."""
+    if database == "sqlite":
+        with server_alone() as server:
+            yield server
+    else:
+        with replicas_on_postgresql(1) as servers:
+            yield servers[0]
+
+
+@contextmanager
+def simulated_fleet(server: ServerProcess, fleet: str, *, elsewhere: bool = False) -> Iterator[int]:
+    """Simulated nodes in another process; waits until all are ready. Yields the id of the process.
 
     Args:
         elsewhere: use the lowest priority, since real nodes do not use the server's CPUs.
@@ -129,7 +140,7 @@ def simulated_fleet(server: ServerProcess, fleet: str, *, elsewhere: bool = Fals
             if elsewhere:
                 psutil.Process(program.pid).nice(LOWEST_PRIORITY)
             wait_until(lambda: _ready_nodes(admin) == wanted, 60)
-            yield
+            yield program.pid
         finally:
             program.stop()
 
