@@ -9,8 +9,6 @@ freed GPU has its next instance, how long a page of the queue takes, and the CPU
 import argparse
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -30,7 +28,11 @@ WAITING: dict[str, object] = {
 
 
 def main(pending: int, database: str) -> int:
-    with _server(database) as server, stack.simulated_fleet(server, "10x8xH100"), server.client as admin:
+    with (
+        stack.server_on(database) as server,
+        stack.simulated_fleet(server, "10x8xH100"),
+        server.client as admin,
+    ):
         for _ in range(GPUS):
             admin.create(**WAITING)
         wait_until(lambda: _running(admin) == GPUS, 60)
@@ -122,16 +124,6 @@ def _fill(server: ServerProcess, pending: int) -> int:
     while made < pending:
         made += len(load.closed_loop(server.url, "POST", "/v1/instances", WAITING, 10).latencies_s)
     return made
-
-
-@contextmanager
-def _server(database: str) -> Iterator[ServerProcess]:
-    if database == "sqlite":
-        with stack.server_alone() as server:
-            yield server
-    else:
-        with stack.replicas_on_postgresql(1) as servers:
-            yield servers[0]
 
 
 if __name__ == "__main__":

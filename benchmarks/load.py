@@ -1,4 +1,4 @@
-"""Sixteen low-overhead HTTP clients in a separate process."""
+"""Low-overhead HTTP clients in a separate process."""
 
 import http.client
 import json
@@ -21,6 +21,7 @@ class Load:
 
     seconds: float
     latencies_s: list[float]
+    cpu_s: float  # of the clients
 
     @property
     def rate(self) -> float:
@@ -28,7 +29,13 @@ class Load:
 
 
 def closed_loop(
-    url: str, method: str, path: str, body: dict[str, object] | None, seconds: float, *more_urls: str
+    url: str,
+    method: str,
+    path: str,
+    body: dict[str, object] | None,
+    seconds: float,
+    *more_urls: str,
+    clients: int = CLIENTS,
 ) -> Load:
     """Each client sends its next request once the last is answered. A status other than 2xx is an error.
 
@@ -37,7 +44,7 @@ def closed_loop(
         more_urls: further replicas; the clients are spread over all of them.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(_repeat, (url, *more_urls), method, path, body, seconds).result()
+        return process.submit(_repeat, (url, *more_urls), method, path, body, seconds, clients).result()
 
 
 def each(
@@ -49,7 +56,12 @@ def each(
 
 
 def _repeat(
-    urls: Sequence[str], method: str, path: str, body: dict[str, object] | None, seconds: float
+    urls: Sequence[str],
+    method: str,
+    path: str,
+    body: dict[str, object] | None,
+    seconds: float,
+    clients: int,
 ) -> Load:
     until = time.perf_counter() + seconds
 
@@ -57,13 +69,13 @@ def _repeat(
         while time.perf_counter() < until:
             yield path.format(client=number)
 
-    return _clients(urls, method, paths, body)
+    return _clients(urls, method, paths, body, clients)
 
 
 def _send_each(
     urls: Sequence[str], method: str, paths: Sequence[str], body: dict[str, object] | None
 ) -> Load:
-    return _clients(urls, method, lambda number: paths[number::CLIENTS], body)
+    return _clients(urls, method, lambda number: paths[number::CLIENTS], body, CLIENTS)
 
 
 def _clients(
@@ -71,6 +83,7 @@ def _clients(
     method: str,
     paths: Callable[[int], Iterable[str]],
     body: dict[str, object] | None,
+    clients: int,
 ) -> Load:
     """Run the clients.
 
@@ -78,6 +91,7 @@ def _clients(
         paths: the paths of each client by its number.
     """
     content = None if body is None else json.dumps(body).encode()
+    cpu_before = time.process_time()
     began = time.perf_counter()
 
     def client(number: int) -> list[float]:
@@ -94,6 +108,6 @@ def _clients(
         connection.close()
         return taken
 
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        latencies = [latency for taken in pool.map(client, range(CLIENTS)) for latency in taken]
-    return Load(time.perf_counter() - began, latencies)
+    with ThreadPoolExecutor(clients) as pool:
+        latencies = [latency for taken in pool.map(client, range(clients)) for latency in taken]
+    return Load(time.perf_counter() - began, latencies, time.process_time() - cpu_before)

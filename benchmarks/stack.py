@@ -118,8 +118,15 @@ def replicas_on_postgresql(count: int) -> Iterator[list[ServerProcess]]:
 
 
 @contextmanager
-def simulated_fleet(server: ServerProcess, fleet: str, *, elsewhere: bool = False) -> Iterator[None]:
-    """Simulated nodes in another process; waits until all are ready.
+def server_on(database: str) -> Iterator[ServerProcess]:
+    """A server on loopback with SQLite or PostgreSQL."""
+    with servers(database, 1) as started:
+        yield started[0]
+
+
+@contextmanager
+def simulated_fleet(server: ServerProcess, fleet: str, *, elsewhere: bool = False) -> Iterator[int]:
+    """Simulated nodes in another process; waits until all are ready. Yields the id of the process.
 
     Args:
         elsewhere: use the lowest priority, since real nodes do not use the server's CPUs.
@@ -140,7 +147,7 @@ def simulated_fleet(server: ServerProcess, fleet: str, *, elsewhere: bool = Fals
             if elsewhere:
                 psutil.Process(program.pid).nice(LOWEST_PRIORITY)
             wait_until(lambda: _ready_nodes(admin) == wanted, 60)
-            yield
+            yield program.pid
         finally:
             program.stop()
 

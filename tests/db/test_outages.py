@@ -47,8 +47,9 @@ def _query(database: Database, statement: str) -> list[int]:
 
 def _listeners(database: Database) -> list[int]:
     """The pids of the server's processes for connections that listen."""
-    listen = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%' OR query = 'SELECT 1'"
-    return _query(database, f"{listen} ORDER BY backend_start")
+    listen = "query LIKE 'LISTEN%' OR query = 'SELECT 1' OR query LIKE '%mooring.leading%'"
+    others = f"SELECT pid FROM pg_stat_activity WHERE ({listen}) AND pid <> pg_backend_pid()"
+    return _query(database, f"{others} ORDER BY backend_start")
 
 
 def test_a_call_that_waits_when_the_server_freezes_fails(

@@ -240,12 +240,15 @@ class Replica:
         applied = agent_routes._apply(context, caller, report)
         while applied.left:
             applied = agent_routes._apply_rest(context, caller, report, applied.left)
-        woken = threading.Event()
+        woken, answer = threading.Event(), None
         with context.database.signals.waking(woken, Topic.node(caller.id)):
-            while hub().now < until and not agent_routes._has_news(context, caller.id, report):
-                woken.wait(until - hub().now)
-                woken.clear()
-        return agent_routes._answer(context, caller.id, report, applied.revision).model_dump_json()
+            while hub().now < until and answer is None:
+                answer = agent_routes._news(context, caller.id, report, applied.revision)
+                if answer is None:
+                    woken.wait(until - hub().now)
+                    woken.clear()
+        answer = answer or agent_routes._answer(context, caller.id, report, applied.revision)
+        return answer.model_dump_json()
 
     def _heartbeat(self, context: Context, caller: NodeCaller, body: Heartbeat) -> str:
         """As `heartbeat` in api/routes/agent.py, in a thread, and without batches."""

@@ -1,6 +1,7 @@
 """PostgreSQL's LISTEN: commits of other replicas wake the waiters of this one.
 
-The same connection shows whether PostgreSQL answers at all, which no waiting statement can tell.
+The same connection shows whether PostgreSQL answers at all, which no waiting statement can tell, and has the
+lock of the replica that leads.
 """
 
 import logging
@@ -11,7 +12,7 @@ from typing import Final
 
 import psycopg
 
-from mooring.db import serving
+from mooring.db import leading, serving
 from mooring.db.operator_errors import DatabaseProblem
 from mooring.db.postgresql import BoundedConnection, connection_parameters, libpq_parameters
 from mooring.db.serving import History
@@ -40,6 +41,7 @@ class Listener:
         self._thread = threading.Thread(target=self._run, name="listen", daemon=True)
 
     def start(self) -> None:
+        self._database.leads = False
         self._thread.start()
 
     def stop(self) -> None:
@@ -51,6 +53,7 @@ class Listener:
             try:
                 self._listen()
             except psycopg.Error as error:
+                self._database.leads = False
                 self._failed(error)
                 self._stop.wait(_RETRY_S)
             except DatabaseProblem as problem:
@@ -75,6 +78,7 @@ class Listener:
             connection.call_timeout_s = _PROBE_TIMEOUT_S
             self._history = serving.begin(connection, self._history)
             connection.execute(f"LISTEN {NOTIFY_CHANNEL}")
+            self._database.leads = leading.take(connection)
             self._answered()
             self._database.signals.fire_all()  # notifications sent before LISTEN are lost
             while not self._stop.is_set():
@@ -84,8 +88,15 @@ class Listener:
                 self._database.signals.fire(topics)
                 if time.monotonic() >= self._asked_at + _POLL_S:
                     self._asked_at = time.monotonic()
-                    connection.execute("SELECT 1")
+                    self._probe(connection)
                     self._answered()
+
+    def _probe(self, connection: BoundedConnection) -> None:
+        """Ask something, such as whether the replica that led has ended."""
+        if self._database.leads:
+            connection.execute("SELECT 1")
+        else:
+            self._database.leads = leading.take(connection)
 
     def _answered(self) -> None:
         availability = self._database.availability

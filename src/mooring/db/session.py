@@ -69,6 +69,7 @@ class Database:
     Attributes:
         is_damaged: whether a statement found damaged data since the start.
         written_at: the monotonic time of the last commit with an event.
+        leads: whether this process does at once what one replica is enough for (`db/leading.py`).
 
     Raises:
         DatabaseProblem: the SQLite file is being restored, or a restore of it was interrupted.
@@ -81,6 +82,7 @@ class Database:
         self.availability = postgresql.Availability()
         self.is_damaged = False
         self.written_at = -math.inf
+        self.leads = True
         path = file_of(self.url)
         self._in_use = None if path is None else FileLock(path)
         self.engine = (

@@ -24,6 +24,8 @@ from mooring.scheduler.schedule import schedule
 
 # Placements written in one transaction: enough to share its fsync, few enough to let others write.
 BATCH = 32
+# Replicas that do not lead run cycles too: the leader may stand still, and each shows its last cycle.
+BETWEEN_CYCLES_OF_OTHERS_S = 1.0
 # A new process learns the usual requests from this many of the newest instances.
 _LEARNT_FROM = 4000
 
@@ -66,8 +68,10 @@ class Scheduling(Loop):
         self._reasons.write(plan.waiting)
 
     def rest_after(self, cpu_s: float) -> float:
-        """With a long queue, many creates share one cycle."""
+        """With a long queue, many creates share one cycle. Of several replicas, one reacts to each create."""
         few_cycles_s = min(8 * cpu_s, 0.2) if cpu_s > 0.01 else 0
+        if not self.database.leads:
+            few_cycles_s = BETWEEN_CYCLES_OF_OTHERS_S
         return max(super().rest_after(cpu_s), few_cycles_s)
 
     def _learn(self, session: Session, snapshot: Snapshot) -> Learning:

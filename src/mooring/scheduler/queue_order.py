@@ -1,6 +1,6 @@
 """The order of the pending instances, their positions, and the rule that puts one ahead of another."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +15,7 @@ Because = Literal["priority", "overdue", "guarantee", "promised", "fair_share", 
 _RULES: tuple[Because, ...] = ("priority", "overdue", "guarantee", "promised", "fair_share", "age")
 Standing = tuple[int, int, int, int, float]  # a value for each of the rules, without the age
 Rank = tuple[int, int, int, int, float, Age]
+_FEW = 100  # units that are inserted one by one faster than thousands are sorted
 Segment = tuple[tuple[Age, ...], tuple[Unit, ...]]  # equal units and their ages, the oldest first
 
 
@@ -80,10 +81,20 @@ class QueueOrder:
 
 
 def _merged(segments: Sequence[Segment]) -> Sequence[Unit]:
-    if len(segments) == 1:
-        return segments[0][1]
-    pairs = chain.from_iterable(zip(ages, units, strict=True) for ages, units in segments)
-    return [unit for _age, unit in sorted(pairs, key=itemgetter(0))]
+    longest, *others = sorted(segments, key=lambda segment: -len(segment[0]))
+    if not others:
+        return longest[1]
+    if sum(len(ages) for ages, _units in others) > _FEW:
+        pairs = chain.from_iterable(zip(ages, units, strict=True) for ages, units in segments)
+        return [unit for _age, unit in sorted(pairs, key=itemgetter(0))]
+    ages, units = list(longest[0]), list(longest[1])
+    for age, unit in chain.from_iterable(
+        zip(few_ages, few_units, strict=True) for few_ages, few_units in others
+    ):
+        place = bisect_left(ages, age)
+        ages.insert(place, age)
+        units.insert(place, unit)
+    return units
 
 
 def because(first: Rank, second: Rank) -> Because:

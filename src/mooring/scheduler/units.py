@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
+from mooring.scheduler.differences import differences
 from mooring.scheduler.feasibility.needs import gpu_milli
 from mooring.scheduler.model import Gang, Quota, Request
 from mooring.scheduler.packing import search
@@ -107,7 +108,6 @@ class PendingUnits:
 
     def __init__(self) -> None:
         self._requests: Sequence[Request] = ()
-        self._present: dict[int, Request] = {}  # by identity: see `update`
         self._equal: dict[Key, EqualUnits] = {}
         self._keys: dict[str, Key] = {}  # of the unit of each request
         self._gangs: dict[str, Unit] = {}
@@ -119,10 +119,8 @@ class PendingUnits:
         """Replace the requests by those of the snapshot. One that did not change is the same object."""
         if requests is self._requests:
             return
-        present = dict(zip(map(id, requests), requests, strict=True))
-        gone = [self._present[each] for each in self._present.keys() - present.keys()]
-        new = [present[each] for each in present.keys() - self._present.keys()]
-        self._requests, self._present = requests, present
+        gone, new = differences(self._requests, requests)
+        self._requests = requests
         changed_gangs = {each.gang.group_id for each in (*gone, *new) if each.gang}
         for group_id in self._gangs.keys() & changed_gangs:
             self._remove(self._gangs.pop(group_id))

@@ -1,6 +1,7 @@
 """One network per project on a real dockerd: what instances reach, and when a network exists."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -8,9 +9,18 @@ from docker.types import IPAMConfig, IPAMPool
 
 from mooring.agent.docker.create import bridge_name, network_name
 from mooring.agent.docker.runtime import DockerRuntime
-from mooring.agent.runtime import Container, StartRefused
+from mooring.agent.runtime import Container, RuntimeUnavailable, StartRefused
+from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment
-from tests.agent.docker_assignments import CONTROL_PLANE, assignment, output_of, runtime_on, start, stop
+from tests.agent.docker_assignments import (
+    CONTROL_PLANE,
+    all_containers,
+    assignment,
+    output_of,
+    runtime_on,
+    start,
+    stop,
+)
 from tests.agent.host.test_firewall import SERVED, answers, firewall_of, flush_rules, reached
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.waiting import wait_until
@@ -109,7 +119,9 @@ def test_a_network_is_removed_after_its_last_instance(node: DockerNode, runtime:
 
 def test_a_network_that_a_start_uses_is_not_removed(node: DockerNode, runtime: DockerRuntime) -> None:
     def sweep_before_the_create() -> bool:
-        runtime.facts()
+        wait_until(lambda: networks(node))
+        for _ in range(10):  # one that coincides with the creation removes nothing
+            runtime.facts()
         return False
 
     container = runtime.start(of_project("proj-1"), lambda _reason: None, sweep_before_the_create)
@@ -122,8 +134,17 @@ def test_a_foreign_network_with_a_projects_name_is_not_used(node: DockerNode, ru
     with pytest.raises(StartRefused) as caught:
         start(runtime, of_project("proj-1"))
     assert caught.value.reason.code == "network_unavailable"
+    assert all_containers(node) == []
     runtime.facts()
     assert networks(node) == {"mooring-proj-1"}
+
+
+def test_nothing_starts_on_a_network_without_rules(node: DockerNode) -> None:
+    no_rules = Reason(code="isolation_unavailable", message="iptables failed")
+    with closing(runtime_on(node, isolate=lambda _bridges: no_rules)) as runtime:
+        with pytest.raises(RuntimeUnavailable, match="iptables failed"):
+            start(runtime, of_project("proj-1"))
+        assert all_containers(node) == []
 
 
 def test_unused_networks_are_removed_when_address_ranges_run_out(

@@ -10,7 +10,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 from mooring.agent.docker.client import Document, Engine, find_network, is_gone
@@ -36,6 +38,30 @@ _APPEARS_WITHIN_S: Final = 5.0
 _POLL_S: Final = 0.05
 
 log = logging.getLogger(__name__)
+
+
+@contextmanager
+def alongside(task: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Run a task in a thread during the block, which ends after the task.
+
+    Yields:
+        A function that waits for the end of the task, and raises what the task raised.
+    """
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            task()
+        except BaseException as error:  # raised in the thread that waits
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=run, name="network", daemon=True).start()
+    try:
+        yield done.result
+    finally:
+        wait([done])
 
 
 # Applies the firewall's rules to these bridges. Returns why nothing may start if it cannot.
@@ -65,9 +91,25 @@ class Attachments:
         return reason
 
     @contextmanager
-    def ready_for(self, assignment: Assignment, control_plane_id: str) -> Iterator[None]:
+    def prepared_for(self, assignment: Assignment, control_plane_id: str) -> Iterator[Callable[[], None]]:
         """Create the network of a container, except an overlay, and apply the rules to its bridge.
 
+        This is done in another thread, while the caller creates the container, which needs its network at its
+        start only.
+
+        Yields:
+            A function that waits until that is done. It raises what `_prepare` raises; the container must not
+            start then.
+        """
+        project_id = assignment.project_id
+        with (
+            self.networks.held(project_id),
+            alongside(partial(self._prepare, assignment, control_plane_id)) as ready,
+        ):
+            yield ready
+
+    def _prepare(self, assignment: Assignment, control_plane_id: str) -> None:
+        """
         Raises:
             StartRefused: the network cannot be created, or must not be used.
             StartDelayed: the container needs an overlay, and the engine is in no swarm.
@@ -75,20 +117,18 @@ class Attachments:
         """
         network = network_of(assignment)
         if network == HOST_NETWORK:  # has no bridge
-            yield
-        elif network == network_name(assignment.project_id):
-            with self.networks.held(assignment.project_id, control_plane_id) as is_new:
-                if is_new or self._isolated is None:
-                    self._require_isolation(control_plane_id)
-                yield
-        else:
-            if self._swarm() is None:
-                message = "the group's network needs this node's Docker to be in a swarm"
-                raise StartDelayed(waiting_for_network(message))
-            self.overlays.require_own(network, control_plane_id)
-            if self.overlays.ensure_gateway() not in (self._isolated or ()):
+            return
+        if network == network_name(assignment.project_id):
+            is_new = self.networks.ensure(assignment.project_id, control_plane_id)
+            if is_new or self._isolated is None:
                 self._require_isolation(control_plane_id)
-            yield
+            return
+        if self._swarm() is None:
+            message = "the group's network needs this node's Docker to be in a swarm"
+            raise StartDelayed(waiting_for_network(message))
+        self.overlays.require_own(network, control_plane_id)
+        if self.overlays.ensure_gateway() not in (self._isolated or ()):
+            self._require_isolation(control_plane_id)
 
     def _require_isolation(self, control_plane_id: str) -> None:
         if (reason := self.isolate_all(control_plane_id)) is not None:
@@ -105,25 +145,28 @@ class Networks:
         self._held: Counter[str] = Counter()  # containers being created, by project
 
     @contextmanager
-    def held(self, project_id: str, control_plane_id: str) -> Iterator[bool]:
-        """Create the project's network if needed, and keep it while a container is created on it.
+    def held(self, project_id: str) -> Iterator[None]:
+        """Keep the project's network while a container is created on it."""
+        with self._counting:
+            self._held[project_id] += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._held[project_id] -= 1
 
-        Yields:
+    def ensure(self, project_id: str, control_plane_id: str) -> bool:
+        """Create the project's network if needed.
+
+        Returns:
             Whether the network is new: created since the call began, by this agent or another program.
 
         Raises:
             StartRefused: the network cannot be created.
             RuntimeUnavailable: the engine does not answer.
         """
-        with self._counting:
-            self._held[project_id] += 1
-        try:
-            with self._changing:
-                is_new = self._ensure(project_id, control_plane_id)
-            yield is_new
-        finally:
-            with self._counting:
-                self._held[project_id] -= 1
+        with self._changing:
+            return self._ensure(project_id, control_plane_id)
 
     def bridges(self, control_plane_id: str) -> list[str]:
         """Return the interfaces of all project networks of this control plane."""

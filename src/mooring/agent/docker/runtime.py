@@ -1,6 +1,7 @@
 """The `Runtime` for Docker: each instance is a container with Mooring's labels.
 
-    start:  image (pull) -> network -> create by name (or adopt) -> start -> inspect and verify (R5)
+    start:  image (pull) -> create by name (or adopt) -> start -> inspect and verify (R5)
+                     └────> network ──────────────────┘
 
 A failed start removes the container. If the engine does not answer, the outcome is unknown, and the next call
 finds the container by its name.
@@ -205,13 +206,19 @@ class DockerRuntime:
         abilities = self._abilities()
         if self.control_plane_id is None:
             raise RuntimeUnavailable("this node has not joined a control plane")
-        with self._attachments.ready_for(assignment, self.control_plane_id):
+        config = container_config(assignment, image, abilities, self._limits, self.control_plane_id)
+        with self._attachments.prepared_for(assignment, self.control_plane_id) as network_ready:
             if cancelled():
                 return None
-            config = container_config(assignment, image, abilities, self._limits, self.control_plane_id)
             container_id, status = create_or_adopt(
                 self._engine, self._observer, assignment, image, config, self.control_plane_id
             )
+            try:
+                network_ready()
+            except (RuntimeUnavailable, StartRefused):
+                if status == "created":
+                    self._remove(container_id, force=True)
+                raise
         if status == "created" and cancelled():
             self._remove(container_id, force=True)
             return None

@@ -8,6 +8,7 @@ from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ValidationError
+from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -33,6 +34,7 @@ from mooring.core.errors import (
 )
 from mooring.core.node_loss import self_fence_s
 from mooring.db.signals import AnyTopic, Topic
+from mooring.db.tables import Node
 from mooring.schemas.agent import (
     CredentialAnswer,
     Heartbeat,
@@ -152,10 +154,12 @@ async def sync(
     applied = await run_in_threadpool(_apply, context, node, report)
     while applied.left:
         applied = await run_in_threadpool(_apply_rest, context, node, report, applied.left)
+    answer: SyncAnswer | None = None
     if report.wait_s > 0:
-        await _poll(context, topics, deadline, partial(_has_news, context, node.id, report), bool)
-    # Built once, after the wait: its cost grows with the number of instances on the node.
-    answer = await run_in_threadpool(_answer, context, node.id, report, applied.revision)
+        news = partial(_news, context, node.id, report, applied.revision)
+        answer = await _poll(context, topics, deadline, news, lambda found: found is not None)
+    if answer is None:
+        answer = await run_in_threadpool(_answer, context, node.id, report, applied.revision)
     return Response(answer.model_dump_json(), media_type="application/json")
 
 
@@ -231,20 +235,33 @@ def _apply_rest(context: Context, caller: NodeCaller, report: SyncRequest, left:
         return reports.apply_rest(session, caller.id, caller.credential_hash, report, left)
 
 
-def _has_news(context: Context, node_id: str, report: SyncRequest) -> bool:
+def _news(context: Context, node_id: str, report: SyncRequest, revision: int | None) -> SyncAnswer | None:
+    """The answer, if the node should have it at once. Its cost grows with the node's number of instances."""
     with context.database.read() as session:
-        node = nodes.get(session, node_id)
-        reports.require_current_session(node, report.session)
-        return sync_answers.has_news(session, node, report)
+        node = _reporting_node(session, node_id, report)
+        if not sync_answers.has_news(session, node, report):
+            return None
+        return _answer_of(context, session, node, report, revision)
 
 
 def _answer(context: Context, node_id: str, report: SyncRequest, revision: int | None) -> SyncAnswer:
+    with context.database.read() as session:
+        node = _reporting_node(session, node_id, report)
+        return _answer_of(context, session, node, report, revision)
+
+
+def _reporting_node(session: Session, node_id: str, report: SyncRequest) -> Node:
+    node = nodes.get(session, node_id)
+    reports.require_current_session(node, report.session)
+    return node
+
+
+def _answer_of(
+    context: Context, session: Session, node: Node, report: SyncRequest, revision: int | None
+) -> SyncAnswer:
     interval, control_plane_id = context.settings.report_interval_s, context.identity.control_plane_id
     fence_s = self_fence_s(context.settings.lost_after_s)
-    with context.database.read() as session:
-        node = nodes.get(session, node_id)
-        reports.require_current_session(node, report.session)
-        return sync_answers.answer(session, node, report, control_plane_id, interval, fence_s, revision)
+    return sync_answers.answer(session, node, report, control_plane_id, interval, fence_s, revision)
 
 
 @router.post(

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable
+from functools import partial
 from typing import TypeVar
 
 from starlette.concurrency import run_in_threadpool
@@ -101,19 +102,24 @@ async def wait(context: Context, live: LiveAccess, instance_id: str, target: Sta
     was_found = False
     with context.database.signals.subscribed(Topic.instance(instance_id)) as waiter:
         while True:
-            shown = await run_in_threadpool(_read, context, access, instance_id, was_found)
-            was_found = True
-            state, desired = State(shown["state"]), DesiredState(shown["desired_state"])
             left = deadline - time.monotonic()
-            if reached(state, target):
-                return {"reached": True, "instance": shown}
-            if left <= 0 or context.database.signals.closing or out_of_reach(state, desired, target):
-                return {"reached": False, "instance": shown}
+            is_last = left <= 0 or context.database.signals.closing
+            read = partial(_read, context, access, instance_id, was_found=was_found)
+            if (result := await run_in_threadpool(read, target, is_last=is_last)) is not None:
+                return result
+            was_found = True
             access = await until_woken(live, access, waiter, left)
 
 
-def _read(context: Context, access: Access, instance_id: str, was_found: bool) -> Json:
+def _read(
+    context: Context, access: Access, instance_id: str, target: State, *, was_found: bool, is_last: bool
+) -> Json | None:
+    """The result of the wait; None: it goes on. Then the instance is not rendered."""
     with context.database.read() as session:
         # Once the instance was found, its deletion is an answer and not a 404.
         row = instances.get(session, access, instance_id, even_deleted=was_found)
-        return instance_views.instance(session, row, context.scheduler_cache.positions)
+        is_reached = reached(row.state, target)
+        if not (is_reached or is_last or out_of_reach(row.state, row.desired_state, target)):
+            return None
+        shown = instance_views.instance(session, row, context.scheduler_cache.positions)
+        return {"reached": is_reached, "instance": shown}

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from mooring.control.scheduling.pending import Pending
 from mooring.core.policy import Policy
 from mooring.db.types import now
 from mooring.scheduler.cycle_cache import CycleCache
-from mooring.scheduler.model import NodeView, Snapshot
+from mooring.scheduler.differences import differences
+from mooring.scheduler.model import NodeView, Request, Snapshot
 from mooring.scheduler.plan import SchedulingPlan
 
 
@@ -26,6 +28,7 @@ class SchedulerCache:
         self.policy = policy or Policy()
         self._nodes = NodeViews(clock)
         self._pending = Pending(clock)
+        self._projects = _PendingProjects()
         self._lock = threading.Lock()
         self._last_cycle: CompletedCycle | None = None
         self.evaluating_lock = threading.Lock()
@@ -59,12 +62,14 @@ class SchedulerCache:
                 requests = self._pending.current(session)
             else:
                 requests = self._pending.refresh(session, complete_to)
-            if added:
-                requests += self._pending.added(session, added)
+            projects = self._projects.of(requests)
+        if added:
+            new = self._pending.added(session, added)
+            requests, projects = requests + new, projects | {each.project_id for each in new}
         return Snapshot(
             nodes=nodes,
             requests=requests,
-            quotas=quotas.of_projects(session, {request.project_id for request in requests}),
+            quotas=quotas.of_projects(session, projects),
             projects=usage.projects(session, self.policy),
             now=now().timestamp(),
             policy=self.policy,
@@ -104,6 +109,23 @@ class SchedulerCache:
     def positions(self) -> Mapping[str, int]:
         """Queue positions, from 1, of all instances that the last scheduling cycle left pending."""
         return self._last_cycle.plan.positions if self._last_cycle else {}
+
+
+class _PendingProjects:
+    """The projects of the pending requests, counted by what has changed since the last call."""
+
+    def __init__(self) -> None:
+        self._requests: tuple[Request, ...] = ()
+        self._counts: Counter[str] = Counter()
+
+    def of(self, requests: tuple[Request, ...]) -> frozenset[str]:
+        if requests is not self._requests:
+            gone, new = differences(self._requests, requests)
+            self._requests = requests
+            self._counts.update(each.project_id for each in new)
+            self._counts.subtract(each.project_id for each in gone)
+            self._counts = +self._counts
+        return frozenset(self._counts)
 
 
 @dataclass(frozen=True)

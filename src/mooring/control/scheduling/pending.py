@@ -75,7 +75,8 @@ class Pending:
         self._rules: Mapping[str, _ProjectRules] = {}
         self._gangs: dict[str, Gang] = {}
         self._rows: dict[str, _Row] = {}
-        self._requests: dict[str, tuple[_Key, Request]] = {}
+        self._keys: dict[str, _Key] = {}  # of `_requests`
+        self._requests: dict[str, Request] = {}
         self._current: tuple[Request, ...] = ()
 
     def refresh(self, session: Session, complete_to: float) -> tuple[Request, ...]:
@@ -128,6 +129,7 @@ class Pending:
         groups = {row.group_id for row in self._rows.values() if row.group_id}
         self._gangs = gangs.of(session, groups)
         self._requests = {each: self._requests[each] for each in self._requests.keys() & self._rows.keys()}
+        self._keys = {each: key for each, key in self._keys.items() if each in self._requests}
         self._update(session, self._rows.keys())
         return self._current
 
@@ -139,7 +141,7 @@ class Pending:
         pending = [each for each, (state, _group) in found.items() if state is State.PENDING]
         for gone in changed.difference(pending):
             self._rows.pop(gone, None)
-            self._requests.pop(gone, None)
+            self._forget(gone)
         for chunk in _chunks(pending):
             self._rows.update(_rows(session, Instance.id.in_(chunk)))
         groups = {group for _state, group in found.values() if group}
@@ -160,14 +162,18 @@ class Pending:
         for instance_id in changed:
             row = self._rows[instance_id]
             gang = self._gangs.get(row.group_id) if row.group_id else None
-            before, request = self._requests.get(instance_id, (None, read.get(instance_id)))
+            request = self._requests.get(instance_id) or read.get(instance_id)
             if request is None or (row.group_id and gang is None):
-                self._requests.pop(instance_id, None)
+                self._forget(instance_id)
                 continue
             key = _Key(row.queued_at, row.changeable, gang, self._rules.get(row.project_id, _NO_RULES))
-            if key != before:
-                self._requests[instance_id] = key, _with(key, request)
-        self._current = tuple(request for _key, request in self._requests.values())
+            if key != self._keys.get(instance_id):
+                self._keys[instance_id], self._requests[instance_id] = key, _with(key, request)
+        self._current = tuple(self._requests.values())
+
+    def _forget(self, instance_id: str) -> None:
+        self._keys.pop(instance_id, None)
+        self._requests.pop(instance_id, None)
 
 
 def _events(session: Session, after: int) -> dict[int, str]:
