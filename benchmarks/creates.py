@@ -9,8 +9,7 @@ instances on SQLite have bounds.
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from tests.walk.product import ServerProcess
 
@@ -22,7 +21,7 @@ WHAT: dict[str, dict[str, object]] = {"instances": INSTANCE, "users": {"name": "
 
 
 def main(seconds: float, database: str, replicas: int, what: str) -> int:
-    with _servers(database, replicas) as servers, stack.simulated_fleet(servers[0], "10x8xH100"):
+    with stack.servers_on(database, replicas) as servers, stack.simulated_fleet(servers[0], "10x8xH100"):
         urls = [server.url for server in servers]
         before = _cpu_seconds(servers)
         made = load.closed_loop(urls[0], "POST", f"/v1/{what}", WHAT[what], seconds, *urls[1:])
@@ -48,16 +47,6 @@ def main(seconds: float, database: str, replicas: int, what: str) -> int:
 
 def _cpu_seconds(servers: Sequence[ServerProcess]) -> float:
     return sum(stack.cpu_seconds(server.pid) for server in servers)
-
-
-@contextmanager
-def _servers(database: str, replicas: int) -> Iterator[list[ServerProcess]]:
-    if database == "sqlite":
-        with stack.server_alone() as server:
-            yield [server]
-    else:
-        with stack.replicas_on_postgresql(replicas) as servers:
-            yield servers
 
 
 if __name__ == "__main__":
