@@ -2,9 +2,9 @@
 
     python -m benchmarks.nodes [nodes …] [--database postgresql] [--replicas N]
 
-The nodes run in another process, which speaks the agents' protocol (wire_nodes.py). Prints the server's CPU while
-every node sends heartbeats, and while every node sends whole reports instead; then the latencies of a client
-that creates, reads and deletes instances while the nodes send heartbeats.
+The nodes run in another process, which speaks the agents' protocol (wire_nodes.py). Prints the server's CPU
+while every node sends heartbeats, the latencies of a client that creates, reads and deletes instances
+meanwhile, and the server's CPU while every node sends whole reports instead.
 """
 
 import argparse
@@ -61,14 +61,11 @@ def _measured(size: int, database: str, replicas: int) -> bool:
             )
             time.sleep(SETTLE_S)
             heartbeats = _cost(nodes, servers, HEARTBEAT)
-            nodes.heartbeats(on=False)
-            time.sleep(SETTLE_S / 2)
-            reports = _cost(nodes, servers, REPORT)
-            nodes.heartbeats(on=True)
-            time.sleep(SETTLE_S / 2)
             _print_cost("heartbeats", size, heartbeats)
-            _print_cost("whole reports", size, reports)
             _print_latencies(admin)
+            nodes.heartbeats(on=False)
+            time.sleep(SETTLE_S)
+            _print_cost("whole reports", size, _cost(nodes, servers, REPORT))
     return verdict(f"CPU of a heartbeat, {size} nodes", heartbeats.each_ms, CPU_FOR_EACH_MS, " ms")
 
 
@@ -82,8 +79,8 @@ def _cost(nodes: WireNodes, servers: Sequence[ServerProcess], path: str) -> Cost
 
 def _print_cost(what: str, size: int, cost: Cost) -> None:
     print(
-        f"     {what}: {cost.calls:.0f}/s, {cost.share:.1%} of a core, {cost.each_ms:.2f} ms each (all other work "
-        f"of the servers included), {cost.failed} failed; one core serves {size / cost.share:.0f} nodes",
+        f"     {what}: {cost.calls:.0f}/s, {cost.share:.1%} of a core, {cost.each_ms:.2f} ms each (all other "
+        f"work of the servers included), {cost.failed} failed; one core serves {size / cost.share:.0f} nodes",
         flush=True,
     )
 
@@ -103,8 +100,8 @@ def _print_latencies(admin: Client) -> None:
         time.sleep(max(0.0, began + CREATE_EVERY_S - time.monotonic()))
     print(
         f"     meanwhile: {len(creates)} creates, p50 {percentile(creates, 0.5) * 1e3:.1f} ms, p99 "
-        f"{percentile(creates, 0.99) * 1e3:.1f} ms; {len(reads)} GETs, p50 {percentile(reads, 0.5) * 1e3:.1f} ms, "
-        f"p99 {percentile(reads, 0.99) * 1e3:.1f} ms",
+        f"{percentile(creates, 0.99) * 1e3:.1f} ms; {len(reads)} GETs, "
+        f"p50 {percentile(reads, 0.5) * 1e3:.1f} ms, p99 {percentile(reads, 0.99) * 1e3:.1f} ms",
         flush=True,
     )
 

@@ -37,6 +37,8 @@ EXIT_NOT_SET_UP: Final = 2
 # Of a simulated node: two calls that wait, and one that reports a change.
 CONNECTIONS: Final = 3
 OTHER_FILES: Final = 256
+# How many nodes join and send their first report at a time. All at once, they would get no answer in time.
+STARTING: Final = 16
 
 TokenFor = Callable[[str], str | None]
 
@@ -101,13 +103,14 @@ class Fleet:
         self._shared = of_nodes(settings.server_url, insecure_http=settings.insecure_http)
         self._ended = self._shared.tasks.signal()
         self._reachability = Reachability()
+        self._starting = threading.Semaphore(STARTING)
         self._lock = threading.Lock()  # of the lists
         self._agents: list[Agent] = []
         self._parts: list[Parts] = []
         self._directory: StateDirectory | None = None
 
     def begin(self, plans: Iterable[PlannedNode]) -> None:
-        """Start all nodes.
+        """Start all nodes, a few at a time. Returns early when the process is to end.
 
         Raises:
             StateError: the data directory cannot be used.
@@ -127,6 +130,9 @@ class Fleet:
                 )
                 self._end_with(EXIT_NOT_SET_UP)
                 return
+            while not self._starting.acquire(timeout=0.1):
+                if self.stopping.is_set():
+                    return
             run = partial(self._run, plan, state, control_plane, identity, token)
             self._shared.tasks.start(run, plan.name)
 
@@ -192,6 +198,7 @@ class Fleet:
             tasks=self._shared.tasks,
             pools=self._shared.pools,
             reachability=self._reachability,
+            on_first_call=self._starting.release,
         )
         with self._lock:
             self._agents.append(agent)

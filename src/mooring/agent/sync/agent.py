@@ -13,7 +13,7 @@ the engine or the network, so a start begins as soon as the answer that asks for
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
@@ -63,6 +63,7 @@ class Agent:
 
     Args:
         tasks, pools, reachability: the nodes of a process may share them. By default each task has a thread.
+        on_first_call: called after the first report, whether or not it was answered.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Agent:
         tasks: Tasks | None = None,
         pools: WorkerPools | None = None,
         reachability: Reachability | None = None,
+        on_first_call: Callable[[], None] = lambda: None,
         release_within_s: float = RELEASE_WITHIN_S,
     ) -> None:
         pools = pools or WorkerPools.default()
@@ -113,7 +115,7 @@ class Agent:
             runtime, control_plane, self._state.container, pools.streams, node=identity.node_id
         )
         self._control_plane = control_plane
-        self._exchange = self._new_exchange(reachability or Reachability())
+        self._exchange = self._new_exchange(reachability or Reachability(), on_first_call)
         self._stream_requests = StreamRequestsCall(
             control_plane, self._tasks, identity, lambda: self._session, self._serve_streams, self._ended
         )
@@ -130,7 +132,7 @@ class Agent:
             wake=self._wake.set,
         )
 
-    def _new_exchange(self, reachability: Reachability) -> Exchange:
+    def _new_exchange(self, reachability: Reachability, on_first_call: Callable[[], None]) -> Exchange:
         return Exchange(
             self._control_plane,
             self._tasks,
@@ -141,6 +143,7 @@ class Agent:
             on_answer=self._on_answer,
             on_heartbeat=lambda made_at, answer: self._fence.heard(made_at, answer.self_fence_s),
             renew_credential=self._renew_credential,
+            on_first_call=on_first_call,
             end=self._end,
             ended=self._ended,
         )

@@ -74,6 +74,7 @@ class Exchange:
         on_heartbeat: receives when the report would have been made (`ReportRequest.made_at`), and the answer;
             called when a heartbeat was stored.
         renew_credential: fetches a new credential; called when an answer asks for that.
+        on_first_call: called after the first report, whether or not it was answered.
         end: called with the exit code when this agent may no longer act for its node.
     """
 
@@ -89,13 +90,14 @@ class Exchange:
         on_answer: Callable[[ReportRequest, SyncAnswer], AnswerOutcome],
         on_heartbeat: Callable[[float, HeartbeatAnswer], None],
         renew_credential: Callable[[], None],
+        on_first_call: Callable[[], None],
         end: Callable[[int], None],
         ended: Signal,
     ) -> None:
         self._control_plane, self._tasks = control_plane, tasks
         self._node, self._reachability = node, reachability
         self._on_session, self._make_report, self._on_answer = on_session, make_report, on_answer
-        self._on_heartbeat = on_heartbeat
+        self._on_heartbeat, self._on_first_call = on_heartbeat, on_first_call
         self._renew_credential, self._end, self._ended = renew_credential, end, ended
         self._interval_s = LONGEST_PAUSE_S
         self._due: float | None = None
@@ -132,9 +134,13 @@ class Exchange:
             await self._ended.wait(backoff.pause_s())
         backoff.reset()
         self._started.append(self._tasks.start(self._push, "push"))
-        wait_s = 0.0
+        wait_s, is_first = 0.0, True
         while not self._ended.is_set():
-            if await self._call_and_pause(wait_s):
+            succeeded = await self._call_and_pause(wait_s)
+            if is_first:
+                self._on_first_call()
+                is_first = False
+            if succeeded:
                 backoff.reset()
                 wait_s = self._interval_s * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
             else:
