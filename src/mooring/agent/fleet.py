@@ -87,7 +87,7 @@ class Shared:
         return cls(LoopTasks(), WorkerPools.of_simulated_nodes(), client)
 
 
-class Fleet:
+class ProcessNodes:
     """The agents of this process. If one ends by itself, all end.
 
     Attributes:

@@ -15,9 +15,9 @@ from mooring.agent.docker.container_records import ContainerRecords
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.fleet import (
     EXIT_NOT_SET_UP,
-    Fleet,
     Parts,
     PlannedNode,
+    ProcessNodes,
     TokenFor,
     TooFewFiles,
     allow_connections,
@@ -68,7 +68,7 @@ def run(
         URL, too few open files), 3 another agent has taken over, 4 token or credential rejected.
     """
     _log_to_stderr()
-    fleet = Fleet(settings, token_for or (lambda _: _own_token(settings)))
+    fleet = ProcessNodes(settings, token_for or (lambda _: _own_token(settings)))
     _stop_on_signals(fleet.stopping, parent_fd)
     try:
         allow_connections(sum(simulated.nodes for simulated in settings.simulate))

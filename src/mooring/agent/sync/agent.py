@@ -6,8 +6,8 @@
     stream requests       logs and exec that users ask for ──> streams     │
     watchdog              containers to kill that have only part of a GPU ─┘
 
-Whoever receives an event also applies it and decides, under one lock. No holder of this lock waits for
-the engine or the network, so a start begins as soon as the answer that asks for it has arrived.
+The thread that receives an event also applies it and decides, under one lock. No holder of this lock waits
+for the engine or the network, so a start begins as soon as the answer that asks for it has arrived.
 """
 
 import logging
@@ -105,21 +105,31 @@ class Agent:
         self._watch_wanted = self._tasks.signal()  # set while there are containers to watch
         self._first_listing_done = self._tasks.signal()
         self._engine = self._new_engine_watcher()
-        secrets = StartSecretsCache(control_plane, lambda: self._session)
-        report_incident = self._telemetry.faults.report_incident
-        self._executor = ActionExecutor(
-            runtime, pools, self._apply, report_incident, self._gate, stops, secrets, identity.node_id
-        )
+        self._control_plane = control_plane
+        self._executor = self._new_executor(pools, stops)
         self._specs = Specs()
         self._streams = Streams(
             runtime, control_plane, self._state.container, pools.streams, node=identity.node_id
         )
-        self._control_plane = control_plane
         self._exchange = self._new_exchange(reachability or Reachability(), on_first_call)
         self._stream_requests = StreamRequestsCall(
             control_plane, self._tasks, identity, lambda: self._session, self._serve_streams, self._ended
         )
         gpus.on_news(lambda: self._exchange.report_soon(immediate=False))
+
+    def _new_executor(self, pools: WorkerPools, stops: StopTimes) -> ActionExecutor:
+        secrets = StartSecretsCache(self._control_plane, lambda: self._session)
+        report_incident = self._telemetry.faults.report_incident
+        return ActionExecutor(
+            self._runtime,
+            pools,
+            self._apply,
+            report_incident,
+            self._gate,
+            stops,
+            secrets,
+            self._identity.node_id,
+        )
 
     def _new_engine_watcher(self) -> EngineWatcher:
         return EngineWatcher(

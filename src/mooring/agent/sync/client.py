@@ -59,7 +59,7 @@ class InsecureUrl(ControlPlaneError):
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[Answer]):
+class AgentCall(Generic[Answer]):
     """A call, the model of its answer, and how long the control plane may wait before it answers."""
 
     path: str
@@ -68,20 +68,20 @@ class Call(Generic[Answer]):
     wait_s: float = 0
 
 
-SESSION_CALL: Final = Call("/agent/v1/session", None, SessionAnswer)
+SESSION_CALL: Final = AgentCall("/agent/v1/session", None, SessionAnswer)
 
 
-def sync_call(request: SyncRequest) -> Call[SyncAnswer]:
-    return Call("/agent/v1/sync", request, SyncAnswer, request.wait_s)
+def sync_call(request: SyncRequest) -> AgentCall[SyncAnswer]:
+    return AgentCall("/agent/v1/sync", request, SyncAnswer, request.wait_s)
 
 
-def heartbeat_call(heartbeat: Heartbeat) -> Call[HeartbeatAnswer]:
-    return Call("/agent/v1/heartbeat", heartbeat, HeartbeatAnswer, heartbeat.wait_s)
+def heartbeat_call(heartbeat: Heartbeat) -> AgentCall[HeartbeatAnswer]:
+    return AgentCall("/agent/v1/heartbeat", heartbeat, HeartbeatAnswer, heartbeat.wait_s)
 
 
-def stream_requests_call(query: StreamRequestsQuery) -> Call[StreamRequests]:
+def stream_requests_call(query: StreamRequestsQuery) -> AgentCall[StreamRequests]:
     """The streams that this node should serve. Waits for a stream that is not in `query.known`."""
-    return Call("/agent/v1/stream-requests", query, StreamRequests, query.wait_s)
+    return AgentCall("/agent/v1/stream-requests", query, StreamRequests, query.wait_s)
 
 
 class ControlPlaneClient:
@@ -112,19 +112,19 @@ class ControlPlaneClient:
             hostname=hostname,
             credential_hash=hashed(credential.get_secret_value()),
         )
-        return self.call(Call("/agent/v1/join", request, JoinAnswer))
+        return self.call(AgentCall("/agent/v1/join", request, JoinAnswer))
 
     def renew_credential(self) -> SecretStr:
         """A new credential, valid at once. Its first use revokes the present one."""
-        answer = self.call(Call("/agent/v1/credential", None, CredentialAnswer))
+        answer = self.call(AgentCall("/agent/v1/credential", None, CredentialAnswer))
         return SecretStr(answer.credential)
 
     def start_secrets(self, instance_id: str, attempt: int, *, session: int) -> StartSecrets:
         """The secrets of an attempt, available while this node may start it."""
         request = StartSecretsRequest(session=session, attempt=attempt)
-        return self.call(Call(f"/agent/v1/instances/{instance_id}/start-secrets", request, StartSecrets))
+        return self.call(AgentCall(f"/agent/v1/instances/{instance_id}/start-secrets", request, StartSecrets))
 
-    def call(self, call: Call[Answer]) -> Answer:
+    def call(self, call: AgentCall[Answer]) -> Answer:
         credential_used = self._credential
         try:
             response = self._client.post(**self._request(call))
@@ -132,7 +132,7 @@ class ControlPlaneClient:
             raise Unreachable(_describe(error)) from error
         return self._answer(call, response, credential_used)
 
-    async def awaited(self, call: Call[Answer]) -> Answer:
+    async def awaited(self, call: AgentCall[Answer]) -> Answer:
         """As `call`, in a task (see tasks.py)."""
         return self.call(call)
 
@@ -153,7 +153,7 @@ class ControlPlaneClient:
     def close(self) -> None:
         self._client.close()
 
-    def _request(self, call: Call[Any]) -> dict[str, Any]:
+    def _request(self, call: AgentCall[Any]) -> dict[str, Any]:
         return {
             "url": self._url + call.path,
             "content": b"{}" if call.request is None else call.request.model_dump_json().encode(),
@@ -162,7 +162,7 @@ class ControlPlaneClient:
         }
 
     def _answer(
-        self, call: Call[Answer], response: httpx.Response, credential_used: SecretStr | None
+        self, call: AgentCall[Answer], response: httpx.Response, credential_used: SecretStr | None
     ) -> Answer:
         try:
             _raise_for(response)
@@ -214,7 +214,7 @@ class LoopClient(ControlPlaneClient):
         # One for each node: the time to find a connection grows with the connections of a client.
         self._loop_client = httpx.AsyncClient(**_options(self._url, keepalive_connections=1))
 
-    async def awaited(self, call: Call[Answer]) -> Answer:
+    async def awaited(self, call: AgentCall[Answer]) -> Answer:
         credential_used = self._credential
         try:
             response = await self._loop_client.post(**self._request(call))
