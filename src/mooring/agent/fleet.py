@@ -130,9 +130,10 @@ class ProcessNodes:
                 )
                 self._end_with(EXIT_NOT_SET_UP)
                 return
-            while not self._starting.acquire(timeout=0.1):
-                if self.stopping.is_set():
-                    return
+            while not (self.stopping.is_set() or self._starting.acquire(timeout=0.1)):
+                pass
+            if self.stopping.is_set():
+                return
             run = partial(self._run, plan, state, control_plane, identity, token)
             self._shared.tasks.start(run, plan.name)
 
