@@ -146,14 +146,19 @@ def simulated_fleet(server: ServerProcess, fleet: str, *, elsewhere: bool = Fals
         try:
             if elsewhere:
                 psutil.Process(program.pid).nice(LOWEST_PRIORITY)
-            wait_until(lambda: _ready_nodes(admin) == wanted, 60)
+            wait_until(lambda: ready_nodes(admin) == wanted, 60)
             yield program.pid
         finally:
             program.stop()
 
 
-def _ready_nodes(admin: Client) -> int:
-    return sum(node["state"] == "ready" for node in admin.items("/v1/nodes", limit=200))
+def ready_nodes(admin: Client) -> int:
+    count, page = 0, {"next_cursor": ""}
+    while page["next_cursor"] is not None:
+        cursor = {"cursor": page["next_cursor"]} if page["next_cursor"] else {}
+        page = admin.get("/v1/nodes", params={"limit": 200, **cursor}).json()
+        count += sum(node["state"] == "ready" for node in page["items"])
+    return count
 
 
 def cpu_share(pid: int, seconds: float) -> float:

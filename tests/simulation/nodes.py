@@ -2,7 +2,7 @@
 
 import errno
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -20,6 +20,7 @@ from mooring.agent.runtime import (
 from mooring.agent.runtime import Container as AgentContainer
 from mooring.agent.simulated.gpus import SimulatedGpuReader
 from mooring.agent.simulated.runtime import SimulatedRuntime
+from mooring.agent.simulated.timers import Timers
 from mooring.agent.sync.agent import Agent
 from mooring.agent.sync.client import ControlPlaneClient, RequestRejected, Unreachable
 from mooring.agent.sync.identity import NodeIdentity, StateDirectory
@@ -124,16 +125,35 @@ class Engine:
     def exec(self, container_id: str, request: ExecRequest) -> Iterator[StreamFrame]:
         return self._runtime.exec(container_id, request)
 
-    def changes(self) -> Iterator[None]:
-        for _ in self._runtime.changes():
-            if self.is_down:
-                raise RuntimeUnavailable("the event stream ended")
-            if hub().random.random() < 0.02:
-                return  # ends as if nothing more would happen
-            yield
+    def watch(self, on_change: Callable[[], None], ended: Callable[[], bool]) -> None:
+        """Some events are lost, and so are those of the time in which the engine does not answer."""
+        running = hub().current
+        assert running is not None
+        process = running.process
+
+        def heard() -> None:
+            if process.is_alive and not self.is_down and hub().random.random() > 0.05:
+                on_change()
+
+        self._runtime.watch(heard, ended)
 
     def close(self) -> None:
         """The engine goes on."""
+
+
+class _EngineTimers(Timers):
+    """Those of the engine, which outlives the agent whose call sets a timer."""
+
+    def __init__(self, world: "World") -> None:
+        super().__init__()
+        self._world = world
+
+    def after(self, seconds: float, function: Callable[[], None]) -> None:
+        def wait() -> None:
+            hub().sleep(seconds)
+            function()
+
+        self._world.outside.spawn(wait, "timer")
 
 
 class AgentDirectory(StateDirectory):
@@ -162,7 +182,9 @@ class Node:
         self.world, self.name, self.folder = world, f"node-{number}", folder
         self.machine = Machine(self.name)
         self.link = Link()
-        self.runtime = SimulatedRuntime(cpus=96, memory_mib=1_048_576, start_s=0.05, pull_s=0.5)
+        self.runtime = SimulatedRuntime(
+            cpus=96, memory_mib=1_048_576, start_s=0.05, pull_s=0.5, timers=_EngineTimers(world)
+        )
         self.engine = Engine(self.runtime)
         self.process: Process | None = None
         self.token = ""
@@ -230,8 +252,8 @@ class Node:
 
     def _run_agent(self) -> None:
         directory = AgentDirectory(self.folder, self)
-        client = ControlPlaneClient("http://127.0.0.1:1")
-        client._client = cast(httpx.Client, AgentHttp(self.world, self.link, self.name))
+        http = cast(httpx.Client, AgentHttp(self.world, self.link, self.name))
+        client = ControlPlaneClient("http://127.0.0.1:1", http=http)
         identity = directory.identity() or self._join(directory, client)
         client.identify(identity)
         gpus = SimulatedGpuReader(identity.node_id, GPUS, "H100", users=self.runtime.gpu_users)

@@ -5,37 +5,38 @@ import os
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from mooring.agent.disk.disk import disk_settings
 from mooring.agent.docker.container_records import ContainerRecords
 from mooring.agent.docker.runtime import DockerRuntime
+from mooring.agent.fleet import (
+    EXIT_NOT_SET_UP,
+    Parts,
+    PlannedNode,
+    ProcessNodes,
+    TokenFor,
+    TooFewFiles,
+    allow_connections,
+)
 from mooring.agent.gpus.mps import Mps
 from mooring.agent.gpus.processes import ProcessContainers
 from mooring.agent.gpus.reader import GpuReader, NvmlGpuReader, Pace
-from mooring.agent.gpus.telemetry import ContainerOf, Machine
+from mooring.agent.gpus.telemetry import Machine
 from mooring.agent.host.safeguards import isolation_of, preflight_of
 from mooring.agent.images.private_images import PrivateImages
 from mooring.agent.images.pulled_images import PulledImages
-from mooring.agent.runtime import Runtime
 from mooring.agent.settings import AgentSettings
 from mooring.agent.simulated.gpus import SimulatedGpuReader
 from mooring.agent.simulated.runtime import SimulatedRuntime
-from mooring.agent.sync.agent import Agent
-from mooring.agent.sync.client import ControlPlaneClient, InsecureUrl, RequestRejected, Unreachable
-from mooring.agent.sync.exchange import EXIT_UNAUTHORIZED, new_backoff
+from mooring.agent.simulated.timers import Timers
+from mooring.agent.sync.client import InsecureUrl
 from mooring.agent.sync.identity import NodeIdentity, StateDirectory, StateError
-from mooring.agent.sync.reachability import Reachability
-from mooring.agent.sync.worker_pools import WorkerPools
 from mooring.core.simulation import SimulatedFleet
 
-EXIT_NOT_SET_UP: Final = 2
 # How long to wait for the first reading. Without persistence mode, eight GPUs need long to initialise.
 GPUS_WITHIN_S: Final = 65.0
 CPUS_PER_GPU: Final = 24
@@ -44,28 +45,7 @@ DISK_MIB_PER_GPU: Final = 4 * 2**20
 SIMULATED_GPUS: Final = 8
 SIMULATED_MODEL: Final = "H100"
 
-TokenFor = Callable[[str], str | None]
-
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The components of one node."""
-
-    runtime: Runtime
-    gpus: GpuReader
-    machine: Machine
-    container_of: ContainerOf
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedNode:
-    """A node that this process is to run. `parts` makes its components once its identity is known."""
-
-    name: str
-    directory: Path
-    parts: Callable[[NodeIdentity], Parts]
 
 
 def run(
@@ -85,114 +65,21 @@ def run(
 
     Returns:
         The exit code: 0 after SIGTERM or SIGINT, 2 not set up (no token, directory in use or copied, insecure
-        URL), 3 another agent has taken over, 4 token or credential rejected.
+        URL, too few open files), 3 another agent has taken over, 4 token or credential rejected.
     """
     _log_to_stderr()
-    fleet = _Fleet(settings, token_for or (lambda _: _own_token(settings)))
+    fleet = ProcessNodes(settings, token_for or (lambda _: _own_token(settings)))
     _stop_on_signals(fleet.stopping, parent_fd)
     try:
+        allow_connections(sum(simulated.nodes for simulated in settings.simulate))
         fleet.begin(_plans(settings, simulate_missing))
         fleet.stopping.wait()
-    except (StateError, InsecureUrl) as error:
+    except (StateError, InsecureUrl, TooFewFiles) as error:
         log.critical("%s", error)
         return EXIT_NOT_SET_UP
     finally:
         fleet.end()
     return fleet.exit_code
-
-
-class _Fleet:
-    """The agents of this process. If one ends by itself, all end."""
-
-    def __init__(self, settings: AgentSettings, token_for: TokenFor) -> None:
-        self.stopping = threading.Event()
-        self.exit_code = 0
-        self._settings, self._token_for = settings, token_for
-        self._pools, self._reachability = WorkerPools.default(), Reachability()
-        self._agents: list[Agent] = []
-        self._parts: list[Parts] = []
-        self._lock: StateDirectory | None = None
-
-    def begin(self, plans: Iterator[PlannedNode]) -> None:
-        lock = StateDirectory(self._settings.state_dir)
-        lock.lock()
-        self._lock = lock
-        lock.require_machine()
-        for plan in plans:
-            self._start_node(plan)
-            if self.stopping.is_set():
-                return
-
-    def end(self) -> None:
-        for agent in self._agents:
-            agent.stop()
-        for parts in self._parts:
-            parts.gpus.close()
-        if self._lock is not None:
-            self._lock.unlock()
-
-    def _start_node(self, plan: PlannedNode) -> None:
-        control_plane = ControlPlaneClient(
-            self._settings.server_url, insecure_http=self._settings.insecure_http
-        )
-        state = StateDirectory(plan.directory)
-        identity = state.identity() or self._join(plan, state, control_plane)
-        if identity is None:
-            self.stopping.set()
-            return
-        control_plane.identify(identity)
-        parts = plan.parts(identity)
-        self._parts.append(parts)
-        agent = Agent(
-            identity=identity,
-            state=state,
-            runtime=parts.runtime,
-            gpus=parts.gpus,
-            control_plane=control_plane,
-            machine=parts.machine,
-            container_of=parts.container_of,
-            pools=self._pools,
-            reachability=self._reachability,
-        )
-        self._agents.append(agent)
-        log.info(
-            "node %s (%s) reports to %s", identity.node_name, identity.node_id, self._settings.server_url
-        )
-        threading.Thread(target=self._run, args=[agent], name=identity.node_name, daemon=True).start()
-
-    def _run(self, agent: Agent) -> None:
-        exit_code = agent.run()
-        self.exit_code = self.exit_code or exit_code
-        self.stopping.set()
-
-    def _join(
-        self, plan: PlannedNode, state: StateDirectory, control_plane: ControlPlaneClient
-    ) -> NodeIdentity | None:
-        """The node's new identity; None if there is no token, it is rejected, or the process is to end."""
-        token = self._token_for(plan.name)
-        if token is None:
-            log.critical("node %s has not joined yet: set MOORING_JOIN_TOKEN to a new join token", plan.name)
-            self.exit_code = EXIT_NOT_SET_UP
-            return None
-        credential, backoff = state.credential_to_join(), new_backoff()
-        while not self.stopping.is_set():
-            sent_at = time.monotonic()
-            try:
-                answer = control_plane.join(token, plan.name, socket.gethostname(), credential)
-            except Unreachable as error:
-                self._reachability.failed(plan.name, error)
-                self.stopping.wait(backoff.pause_s())
-            except RequestRejected as error:
-                log.critical("the join token was rejected (%s): create a new one, each works once", error)
-                self.exit_code = EXIT_UNAUTHORIZED
-                return None
-            else:
-                self._reachability.succeeded(plan.name, sent_at)
-                identity = NodeIdentity.from_answer(answer, credential)
-                state.save_joined(identity)
-                log.info("joined %s as node %s", self._settings.server_url, identity.node_name)
-                return identity
-        return None
 
 
 def _plans(settings: AgentSettings, simulate_missing: bool) -> Iterator[PlannedNode]:
@@ -204,10 +91,11 @@ def _plans(settings: AgentSettings, simulate_missing: bool) -> Iterator[PlannedN
         )
         return
     log.warning("MOORING_SIMULATE is set: nodes, GPUs and containers are SIMULATED")
+    timers = Timers()
     fleets = [fleet for fleet in settings.simulate for _ in range(fleet.nodes)]
     for number, fleet in enumerate(fleets, 1):
         name = f"{settings.node_name or 'sim'}-{number}"
-        parts = partial(_simulated_parts, settings, fleet=fleet)
+        parts = partial(_simulated_parts, settings, fleet=fleet, timers=timers)
         yield PlannedNode(name, settings.state_dir / name, parts)
 
 
@@ -232,7 +120,8 @@ def _this_machine(settings: AgentSettings, identity: NodeIdentity, *, simulate_m
         return Parts(_simulated_runtime(machine), gpus, machine, ProcessContainers().container_of)
     log.warning("This machine has no NVIDIA GPU either: 8 H100 are SIMULATED")
     gpus.close()
-    return _simulated_parts(settings, identity, fleet=SimulatedFleet(1, SIMULATED_GPUS, SIMULATED_MODEL))
+    fleet = SimulatedFleet(1, SIMULATED_GPUS, SIMULATED_MODEL)
+    return _simulated_parts(settings, identity, fleet=fleet, timers=Timers())
 
 
 def _detect_real_parts(state: StateDirectory, docker: DockerRuntime, gpus: GpuReader) -> frozenset[str]:
@@ -291,7 +180,9 @@ def _docker_with_simulated_gpus(settings: AgentSettings, identity: NodeIdentity)
     return Parts(docker, gpus, machine, gpus.container_of)
 
 
-def _simulated_parts(settings: AgentSettings, identity: NodeIdentity, *, fleet: SimulatedFleet) -> Parts:
+def _simulated_parts(
+    settings: AgentSettings, identity: NodeIdentity, *, fleet: SimulatedFleet, timers: Timers
+) -> Parts:
     machine = _machine(settings, identity.node_name)
     size = max(1, fleet.gpus)
     runtime = SimulatedRuntime(
@@ -300,6 +191,7 @@ def _simulated_parts(settings: AgentSettings, identity: NodeIdentity, *, fleet: 
         disk_mib=DISK_MIB_PER_GPU * size,
         address=machine.address,
         mps=fleet.mps,
+        timers=timers,
     )
     gpus = SimulatedGpuReader(
         identity.node_id, fleet.gpus, fleet.model, users=runtime.gpu_users, mig=fleet.mig

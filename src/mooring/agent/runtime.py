@@ -177,7 +177,7 @@ class Runtime(Protocol):
 
     def exec(self, container_id: str, request: ExecRequest) -> Iterator[StreamFrame]: ...
 
-    def changes(self) -> Iterator[None]:
-        """Yield whenever something may have changed. Ends or raises if the connection is lost."""
+    def watch(self, on_change: Callable[[], None], ended: Callable[[], bool]) -> None:
+        """Begin to call `on_change`, from any thread, whenever something may have changed, until the end."""
 
     def close(self) -> None: ...

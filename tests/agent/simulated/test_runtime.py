@@ -148,16 +148,13 @@ def test_a_container_uses_its_gpus_while_it_runs(runtime: SimulatedRuntime, cloc
 
 @contextmanager
 def collected_changes(runtime: SimulatedRuntime) -> Iterator[list[None]]:
-    """Collect the changes of a runtime in a thread, until the runtime is closed."""
+    """Collect the changes of a runtime, until the runtime is closed."""
     changes: list[None] = []
-    thread = threading.Thread(target=lambda: changes.extend(runtime.changes()))
-    thread.start()
+    runtime.watch(lambda: changes.append(None), lambda: False)
     try:
         yield changes
     finally:
         runtime.close()
-        thread.join(5)
-    assert not thread.is_alive()
 
 
 def test_starts_are_changes() -> None:

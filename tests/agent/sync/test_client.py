@@ -8,12 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 from mooring.agent.sync.client import (
+    SESSION_CALL,
     ControlPlaneClient,
     CredentialRejected,
     InsecureUrl,
     RequestRejected,
     SessionTaken,
     Unreachable,
+    sync_call,
 )
 from mooring.agent.sync.identity import NodeIdentity
 from mooring.core.node import NodeFacts
@@ -42,8 +44,8 @@ def client(server: TinyControlPlane) -> Iterator[ControlPlaneClient]:
 
 def test_a_node_joins_opens_a_session_and_syncs(server: TinyControlPlane, client: ControlPlaneClient) -> None:
     server.wants(assignment())
-    assert client.open_session().session == 1
-    answer = client.sync(REPORT)
+    assert client.call(SESSION_CALL).session == 1
+    answer = client.call(sync_call(REPORT))
     assert answer.assignments == server.assignments
     assert server.last() == REPORT
 
@@ -73,7 +75,7 @@ def test_the_exception_of_each_error(
 ) -> None:
     server.failure = (status, code)
     with pytest.raises(error) as raised:
-        client.sync(REPORT)
+        client.call(sync_call(REPORT))
     assert type(raised.value) is error
     assert CREDENTIAL not in str(raised.value)
 
@@ -83,7 +85,7 @@ def test_no_answer_is_unreachable() -> None:
         unused.bind(("127.0.0.1", 0))
         made = ControlPlaneClient(f"http://127.0.0.1:{unused.getsockname()[1]}")
         with pytest.raises(Unreachable, match="ConnectError"):
-            made.open_session()
+            made.call(SESSION_CALL)
         made.close()
 
 
@@ -94,7 +96,7 @@ def test_fields_of_a_newer_release_are_ignored_also_inside_a_spec(
     newer = json.loads(server.sync(REPORT).model_dump_json())
     newer["invented_later"] = newer["assignments"][0]["spec"]["invented_later"] = 1
     monkeypatch.setattr(SyncAnswer, "model_dump_json", lambda _: json.dumps(newer))
-    assert client.sync(REPORT).assignments == server.assignments
+    assert client.call(sync_call(REPORT)).assignments == server.assignments
 
 
 def test_an_invalid_answer_is_an_error_that_does_not_contain_environment_variables(
@@ -102,7 +104,7 @@ def test_an_invalid_answer_is_an_error_that_does_not_contain_environment_variabl
 ) -> None:
     monkeypatch.setattr(SyncAnswer, "model_dump_json", lambda _: '{"assignments": [{"spec": "env-canary"}]}')
     with pytest.raises(Unreachable, match="not a valid SyncAnswer") as raised:
-        client.sync(REPORT)
+        client.call(sync_call(REPORT))
     assert "canary" not in str(raised.value)
 
 

@@ -33,6 +33,7 @@ from mooring.agent.docker.create import (
 )
 from mooring.agent.docker.derive import ParentOf
 from mooring.agent.docker.errors import EngineRefused, start_failure
+from mooring.agent.docker.events import follow
 from mooring.agent.docker.exec import exec_frames
 from mooring.agent.docker.logs import log_frames
 from mooring.agent.docker.network import Attachments, Isolate
@@ -285,6 +286,9 @@ class DockerRuntime:
 
     def exec(self, container_id: str, request: ExecRequest) -> Generator[StreamFrame, None, None]:
         return exec_frames(self._engine, container_id, request)
+
+    def watch(self, on_change: Callable[[], None], ended: Callable[[], bool]) -> None:
+        follow(self.changes, on_change, ended)
 
     def changes(self) -> Iterator[None]:
         """Yield when a container with Mooring's labels ends or is removed, until `close`.

@@ -3,7 +3,7 @@
 The command line decides what a container does: `sleep N` succeeds after N s, `true` and `false` end at once,
 `sh -c "exit 3"` (also after a sleep) ends with 3; everything else runs until it is stopped. `gpu-memory N`
 uses N MiB of each of its GPUs. An image with `missing` in its name cannot be pulled. No process exists: a
-container whose time is over is ended by the next call that depends on its state.
+container whose time is over is ended by a timer, or by an earlier call that depends on its state.
 """
 
 import hashlib
@@ -29,6 +29,7 @@ from mooring.agent.runtime import (
 )
 from mooring.agent.simulated.gpus import GpuUser, gpu_user
 from mooring.agent.simulated.output import exec_frames, line_frames
+from mooring.agent.simulated.timers import Timers
 from mooring.agent.timestamps import rfc3339
 from mooring.core.disk import DiskFacts
 from mooring.core.instance.spec import InstanceSpec
@@ -63,7 +64,11 @@ class _Simulated:
 
 
 class SimulatedRuntime:
-    """A Runtime. While `unavailable` is set, the engine does not answer."""
+    """A Runtime. While `unavailable` is set, the engine does not answer.
+
+    Args:
+        timers: for programs that end by themselves; the nodes of a process may share it.
+    """
 
     def __init__(
         self,
@@ -75,6 +80,7 @@ class SimulatedRuntime:
         pull_s: float = 0,
         disk_mib: int = 4 * 2**20,
         mps: bool = False,
+        timers: Timers | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.unavailable = False
@@ -88,9 +94,9 @@ class SimulatedRuntime:
         self._container_ids_on: dict[str, list[str]] = {}  # by GPU or MIG device
         self._images: set[str] = set()
         self._ports = 0
+        self._timers = timers or Timers()
         self._changed = threading.Condition()
-        self._changes = 0
-        self._closed = False
+        self._watchers: list[Callable[[], None]] = []
 
     def facts(self) -> RuntimeFacts:
         self._require_available()
@@ -174,23 +180,13 @@ class SimulatedRuntime:
         self._require_available()
         return exec_frames(self._container(container_id), request.command)
 
-    def changes(self) -> Iterator[None]:
-        """Also yields when a program ends by itself."""
-        seen = self._changes
-        while not self._closed:
-            with self._changed:
-                if self._changes == seen:
-                    self._changed.wait(self._until_next_end())
-                self._end_due()
-                has_changed = self._changes != seen
-                seen = self._changes
-            if has_changed:
-                yield
+    def watch(self, on_change: Callable[[], None], ended: Callable[[], bool]) -> None:
+        """Also calls `on_change` when a program ends by itself."""
+        self._watchers.append(on_change)
 
     def close(self) -> None:
         with self._changed:
-            self._closed = True
-            self._notify()
+            self._watchers.clear()
 
     def gpu_users(self, gpu_uuid: str) -> list[GpuUser]:
         """The containers on this GPU or MIG device."""
@@ -267,12 +263,19 @@ class SimulatedRuntime:
             exit_code=None,
             finished_at=None,
         )
-        ends_at = None if simulated.program.runs_s is None else now + simulated.program.runs_s
+        ends_at = None
+        if (runs_s := simulated.program.runs_s) is not None:
+            ends_at = now + runs_s
+            self._timers.after(runs_s, self._look)
         self._containers[container_id] = _Simulated(running, simulated.program, ends_at)
         for uuid in running.gpu_uuids:
             self._container_ids_on.setdefault(uuid, []).append(container_id)
         self._notify()
         return running
+
+    def _look(self) -> None:
+        with self._changed:
+            self._end_due()
 
     def _end_due(self) -> None:
         now = self._clock()
@@ -293,12 +296,9 @@ class SimulatedRuntime:
             self._container_ids_on[uuid] = others
 
     def _notify(self) -> None:
-        self._changes += 1
         self._changed.notify_all()
-
-    def _until_next_end(self) -> float | None:
-        ends = [simulated.ends_at for simulated in self._containers.values() if simulated.ends_at is not None]
-        return max(0, min(ends) - self._clock()) if ends else None
+        for on_change in self._watchers:
+            on_change()
 
     def _container(self, container_id: str) -> Container | None:
         self._require_available()

@@ -1,7 +1,7 @@
 """The agent of one node: observes its engine, receives the desired state, decides, acts and reports.
 
-    engine watcher (run)  listings, every 15 s and at the engine's events ─┐
-    poll, push thread     answers of the control plane ────────────────────┼─> AgentState ─> plan ─> executor
+    engine watcher        listings, every 15 s and at the engine's events ─┐
+    poll, push task       answers of the control plane ────────────────────┼─> AgentState ─> plan ─> executor
     action executor       the result of each action ───────────────────────┤        └─> reported state
     stream requests       logs and exec that users ask for ──> streams     │
     watchdog              containers to kill that have only part of a GPU ─┘
@@ -13,7 +13,7 @@ for the engine or the network, so a start begins as soon as the answer that asks
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
@@ -32,7 +32,7 @@ from mooring.agent.gpus.watchdog import CHECK_EVERY_S, Watchdog
 from mooring.agent.runtime import Container, Runtime, RuntimeFacts
 from mooring.agent.sync.agent_state import AgentState, AnswerOutcome, ReportedState
 from mooring.agent.sync.client import ControlPlaneClient, ControlPlaneError
-from mooring.agent.sync.engine_watcher import EngineWatcher
+from mooring.agent.sync.engine_watcher import LISTING_GAP_S, EngineWatcher
 from mooring.agent.sync.exchange import Exchange, ReportRequest
 from mooring.agent.sync.executor import ActionExecutor, StateChange
 from mooring.agent.sync.identity import NodeIdentity, StateDirectory
@@ -43,13 +43,14 @@ from mooring.agent.sync.start_secrets import StartSecretsCache
 from mooring.agent.sync.stop_times import StopTimes
 from mooring.agent.sync.stream_requests import StreamRequestsCall
 from mooring.agent.sync.streams import Streams
+from mooring.agent.sync.tasks import Tasks, ThreadTasks, run_blocking
 from mooring.agent.sync.worker_pools import WorkerPools
 from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Orphan, SessionAnswer, SyncAnswer, SyncRequest
 from mooring.schemas.agent_streams import StreamRequest
 
 FIRST_LISTING_S: Final = 2.0  # how long the first report waits for the engine
-LAST_CALLS_S: Final = 0.5  # how long `run` waits at the end for calls in progress
+LAST_CALLS_S: Final = 0.5  # how long `serve` waits at the end for calls in progress
 NOT_SAVED: Final = Reason(
     code="state_not_saved", message="The agent cannot write to its data directory (full?); see its log"
 )
@@ -58,10 +59,11 @@ log = logging.getLogger(__name__)
 
 
 class Agent:
-    """`run` blocks until `stop`, or until this agent may no longer act for its node. Containers keep running.
+    """`serve` lasts until `stop`, or until the agent may no longer act for its node; containers keep running.
 
     Args:
-        pools, reachability: the nodes of a process may share them.
+        tasks, pools, reachability: the nodes of a process may share them. By default each task has a thread.
+        on_first_call: called after the first report, whether or not it was answered.
     """
 
     def __init__(
@@ -74,11 +76,14 @@ class Agent:
         control_plane: ControlPlaneClient,
         machine: Machine,
         container_of: ContainerOf = lambda _: None,
+        tasks: Tasks | None = None,
         pools: WorkerPools | None = None,
         reachability: Reachability | None = None,
+        on_first_call: Callable[[], None] = lambda: None,
         release_within_s: float = RELEASE_WITHIN_S,
     ) -> None:
         pools = pools or WorkerPools.default()
+        self._tasks = tasks or ThreadTasks()
         self._identity, self._directory, self._runtime, self._machine = identity, state, runtime, machine
         self._renewal_lock = threading.Lock()  # of `_identity`
         stops = StopTimes(state)
@@ -86,34 +91,45 @@ class Agent:
         self._state = AgentState(identity.control_plane_id, state.generation(), stops.load())
         self._reported = ReportedState()
         self._session = self._seq = 0
-        self._has_contact = True  # used by `run` only
+        self._has_contact = True  # used by `serve` only
         self._due: float | None = None  # when the plan changes without any event
         self._saved = True  # whether the newest generation is
 
         self._fence = SelfFence(state)
         self._telemetry = Telemetry(gpus, container_of)
         self._telemetry_lock = threading.Lock()
-        self._ended, self._wake = threading.Event(), threading.Event()
+        self._ended, self._wake = self._tasks.signal(), self._tasks.signal()
         self._exit_code = 0
         self._gate = ReleaseGate(gpus, container_of, release_within_s)
         self._watchdog = Watchdog(gpus, container_of)
-        self._watch_wanted = threading.Event()  # set while there are containers to watch
+        self._watch_wanted = self._tasks.signal()  # set while there are containers to watch
+        self._first_listing_done = self._tasks.signal()
         self._engine = self._new_engine_watcher()
-        secrets = StartSecretsCache(control_plane, lambda: self._session)
-        report_incident = self._telemetry.faults.report_incident
-        self._executor = ActionExecutor(
-            runtime, pools, self._apply, report_incident, self._gate, stops, secrets, identity.node_id
-        )
+        self._control_plane = control_plane
+        self._executor = self._new_executor(pools, stops)
         self._specs = Specs()
         self._streams = Streams(
             runtime, control_plane, self._state.container, pools.streams, node=identity.node_id
         )
-        self._control_plane = control_plane
-        self._exchange = self._new_exchange(reachability or Reachability())
+        self._exchange = self._new_exchange(reachability or Reachability(), on_first_call)
         self._stream_requests = StreamRequestsCall(
-            control_plane, identity, lambda: self._session, self._serve_streams, self._ended
+            control_plane, self._tasks, identity, lambda: self._session, self._serve_streams, self._ended
         )
         gpus.on_news(lambda: self._exchange.report_soon(immediate=False))
+
+    def _new_executor(self, pools: WorkerPools, stops: StopTimes) -> ActionExecutor:
+        secrets = StartSecretsCache(self._control_plane, lambda: self._session)
+        report_incident = self._telemetry.faults.report_incident
+        return ActionExecutor(
+            self._runtime,
+            pools,
+            self._apply,
+            report_incident,
+            self._gate,
+            stops,
+            secrets,
+            self._identity.node_id,
+        )
 
     def _new_engine_watcher(self) -> EngineWatcher:
         return EngineWatcher(
@@ -122,13 +138,14 @@ class Agent:
             on_listing=self._on_listing,
             on_unavailable=self._on_engine_unavailable,
             on_facts=self._on_engine_facts,
+            first_listing_done=self._first_listing_done,
             wake=self._wake.set,
-            ended=self._ended,
         )
 
-    def _new_exchange(self, reachability: Reachability) -> Exchange:
+    def _new_exchange(self, reachability: Reachability, on_first_call: Callable[[], None]) -> Exchange:
         return Exchange(
             self._control_plane,
+            self._tasks,
             node=self._identity.node_id,
             reachability=reachability,
             on_session=self._on_session,
@@ -136,31 +153,38 @@ class Agent:
             on_answer=self._on_answer,
             on_heartbeat=lambda made_at, answer: self._fence.heard(made_at, answer.self_fence_s),
             renew_credential=self._renew_credential,
+            on_first_call=on_first_call,
             end=self._end,
             ended=self._ended,
         )
 
     def run(self) -> int:
+        """As `serve`, with a thread for each task."""
+        return run_blocking(self.serve())
+
+    async def serve(self) -> int:
         """Returns the exit code: 0 after `stop`, 3 another agent has taken over, 4 credential rejected."""
-        self._engine.start()
-        threading.Thread(target=self._watch_shares, name="watchdog", daemon=True).start()
+        self._runtime.watch(self._engine.request_listing, self._ended.is_set)
+        self._tasks.start(self._watch_shares, "watchdog")
         self._exchange.start()
         while not self._ended.is_set():
             if not self._engine.due_in_s():
-                self._engine.list_containers()
+                await self._tasks.call(self._engine.list_containers)
+                await self._ended.wait(LISTING_GAP_S)
             elif self._due is not None and time.monotonic() >= self._due:
-                self._apply(lambda _: None)  # only decides again
-            self._check_contact()
-            self._wake.wait(self._idle_s())
+                await self._tasks.call(lambda: self._apply(lambda _: None))  # only decides again
+            await self._check_contact()
+            await self._wake.wait(self._idle_s())
             self._wake.clear()
-        self._exchange.join(LAST_CALLS_S)
+        await self._exchange.wait_for_calls(LAST_CALLS_S)
         return self._exit_code
 
-    def _check_contact(self) -> None:
+    async def _check_contact(self) -> None:
         has_contact = self._fence.due_in_s() > 0
         if has_contact != self._has_contact:
             self._has_contact = has_contact
-            self._apply(lambda state: state.set_contact(has_contact=has_contact))
+            change = partial(AgentState.set_contact, has_contact=has_contact)
+            await self._tasks.call(lambda: self._apply(change))
 
     def stop(self) -> None:
         self._end(0)
@@ -173,7 +197,7 @@ class Agent:
                 self._ended.set()
         self._wake.set()
         self._watch_wanted.set()
-        self._engine.first_listing_done.set()
+        self._first_listing_done.set()
         self._exchange.wake()
 
     def _idle_s(self) -> float:
@@ -223,18 +247,21 @@ class Agent:
 
     # --- the watchdog
 
-    def _watch_shares(self) -> None:
-        while self._watch_wanted.wait() and not self._ended.is_set():
-            with self._lock:
-                watched = self._state.watched_containers()
-            try:
-                violations = self._watchdog.check(watched)
-            except Exception:
-                log.exception("the check of GPU shares and MIG devices failed")
-                violations = []
-            for key, reason in violations:
-                self._apply(partial(_kill, key, reason))
-            self._ended.wait(CHECK_EVERY_S)
+    async def _watch_shares(self) -> None:
+        while await self._watch_wanted.wait() and not self._ended.is_set():
+            await self._tasks.call(self._check_shares)
+            await self._ended.wait(CHECK_EVERY_S)
+
+    def _check_shares(self) -> None:
+        with self._lock:
+            watched = self._state.watched_containers()
+        try:
+            violations = self._watchdog.check(watched)
+        except Exception:
+            log.exception("the check of GPU shares and MIG devices failed")
+            violations = []
+        for key, reason in violations:
+            self._apply(partial(_kill, key, reason))
 
     # --- decisions
 
@@ -273,8 +300,8 @@ class Agent:
 
     # --- the control plane
 
-    def _on_session(self, answer: SessionAnswer) -> bool:
-        self._engine.first_listing_done.wait(FIRST_LISTING_S)
+    async def _on_session(self, answer: SessionAnswer) -> bool:
+        await self._first_listing_done.wait(FIRST_LISTING_S)
         with self._lock:
             if answer.control_plane_id != self._identity.control_plane_id:
                 log.error("the server is another control plane, %s: ignored", answer.control_plane_id)

@@ -3,9 +3,10 @@
 import json
 import ssl
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
-from typing import Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -57,18 +58,45 @@ class InsecureUrl(ControlPlaneError):
     """The URL would send credentials unencrypted over a network (security rule R22)."""
 
 
+@dataclass(frozen=True, slots=True)
+class AgentCall(Generic[Answer]):
+    """A call, the model of its answer, and how long the control plane may wait before it answers."""
+
+    path: str
+    request: BaseModel | None
+    shape: type[Answer]
+    wait_s: float = 0
+
+
+SESSION_CALL: Final = AgentCall("/agent/v1/session", None, SessionAnswer)
+
+
+def sync_call(request: SyncRequest) -> AgentCall[SyncAnswer]:
+    return AgentCall("/agent/v1/sync", request, SyncAnswer, request.wait_s)
+
+
+def heartbeat_call(heartbeat: Heartbeat) -> AgentCall[HeartbeatAnswer]:
+    return AgentCall("/agent/v1/heartbeat", heartbeat, HeartbeatAnswer, heartbeat.wait_s)
+
+
+def stream_requests_call(query: StreamRequestsQuery) -> AgentCall[StreamRequests]:
+    """The streams that this node should serve. Waits for a stream that is not in `query.known`."""
+    return AgentCall("/agent/v1/stream-requests", query, StreamRequests, query.wait_s)
+
+
 class ControlPlaneClient:
     """One node's connections to one control plane. Any thread may call; each call uses its own connection.
 
     Args:
         insecure_http: accept plain HTTP to another machine (MOORING_INSECURE_HTTP). An eavesdropper on
             that network can then take over the node. TLS certificates are always verified.
+        http: the nodes of a process may share it; by default this node has its own.
     """
 
-    def __init__(self, url: str, *, insecure_http: bool = False) -> None:
+    def __init__(self, url: str, *, insecure_http: bool = False, http: httpx.Client | None = None) -> None:
         self._url, self._insecure_http = url.rstrip("/"), insecure_http
         self._require_secure(self._url)
-        self._client = _client(self._url)
+        self._client = http or blocking_client(self._url)
         self._credential: SecretStr | None = None
         self._node_id: str | None = None
 
@@ -84,30 +112,29 @@ class ControlPlaneClient:
             hostname=hostname,
             credential_hash=hashed(credential.get_secret_value()),
         )
-        return self._post("/agent/v1/join", request, JoinAnswer)
-
-    def open_session(self) -> SessionAnswer:
-        return self._post("/agent/v1/session", None, SessionAnswer)
+        return self.call(AgentCall("/agent/v1/join", request, JoinAnswer))
 
     def renew_credential(self) -> SecretStr:
         """A new credential, valid at once. Its first use revokes the present one."""
-        answer = self._post("/agent/v1/credential", None, CredentialAnswer)
+        answer = self.call(AgentCall("/agent/v1/credential", None, CredentialAnswer))
         return SecretStr(answer.credential)
-
-    def sync(self, request: SyncRequest) -> SyncAnswer:
-        return self._post("/agent/v1/sync", request, SyncAnswer, request.wait_s)
-
-    def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
-        return self._post("/agent/v1/heartbeat", heartbeat, HeartbeatAnswer, heartbeat.wait_s)
 
     def start_secrets(self, instance_id: str, attempt: int, *, session: int) -> StartSecrets:
         """The secrets of an attempt, available while this node may start it."""
         request = StartSecretsRequest(session=session, attempt=attempt)
-        return self._post(f"/agent/v1/instances/{instance_id}/start-secrets", request, StartSecrets)
+        return self.call(AgentCall(f"/agent/v1/instances/{instance_id}/start-secrets", request, StartSecrets))
 
-    def stream_requests(self, query: StreamRequestsQuery) -> StreamRequests:
-        """The streams that this node should serve. Waits for a stream that is not in `query.known`."""
-        return self._post("/agent/v1/stream-requests", query, StreamRequests, query.wait_s)
+    def call(self, call: AgentCall[Answer]) -> Answer:
+        credential_used = self._credential
+        try:
+            response = self._client.post(**self._request(call))
+        except httpx.HTTPError as error:
+            raise Unreachable(_describe(error)) from error
+        return self._answer(call, response, credential_used)
+
+    async def awaited(self, call: AgentCall[Answer]) -> Answer:
+        """As `call`, in a task (see tasks.py)."""
+        return self.call(call)
 
     def upload(self, stream_id: str, url: str | None, frames: Iterator[StreamFrame]) -> None:
         """Send frames, as they arrive, to the replica that requested them. Returns when it has read all."""
@@ -126,15 +153,17 @@ class ControlPlaneClient:
     def close(self) -> None:
         self._client.close()
 
-    def _post(self, path: str, request: BaseModel | None, shape: type[Answer], wait_s: float = 0) -> Answer:
-        body = b"{}" if request is None else request.model_dump_json().encode()
-        credential_used = self._credential
-        headers = {**self._headers(), "Content-Type": "application/json"}
-        timeout = httpx.Timeout(ANSWER_WITHIN_S, read=wait_s + ANSWER_WITHIN_S)
-        try:
-            response = self._client.post(self._url + path, content=body, headers=headers, timeout=timeout)
-        except httpx.HTTPError as error:
-            raise Unreachable(_describe(error)) from error
+    def _request(self, call: AgentCall[Any]) -> dict[str, Any]:
+        return {
+            "url": self._url + call.path,
+            "content": b"{}" if call.request is None else call.request.model_dump_json().encode(),
+            "headers": {**self._headers(), "Content-Type": "application/json"},
+            "timeout": httpx.Timeout(ANSWER_WITHIN_S, read=call.wait_s + ANSWER_WITHIN_S),
+        }
+
+    def _answer(
+        self, call: AgentCall[Answer], response: httpx.Response, credential_used: SecretStr | None
+    ) -> Answer:
         try:
             _raise_for(response)
         except CredentialRejected:
@@ -143,12 +172,12 @@ class ControlPlaneClient:
             raise
         try:
             # Unknown fields of a newer release are ignored, also inside a spec.
-            answer = shape.model_validate_json(response.content, extra="ignore", strict=False)
+            answer = call.shape.model_validate_json(response.content, extra="ignore", strict=False)
         except ValidationError as error:
             raise Unreachable(
-                f"{path}: the answer is not a valid {shape.__name__}: {_first_error(error)}"
+                f"{call.path}: the answer is not a valid {call.shape.__name__}: {_first_error(error)}"
             ) from error
-        self._require_own(path, answer)
+        self._require_own(call.path, answer)
         return answer
 
     def _require_own(self, path: str, answer: BaseModel) -> None:
@@ -177,14 +206,37 @@ def is_loopback(host: str) -> bool:
     return host in LOOPBACK or host.startswith("127.")
 
 
-def _client(url: str) -> httpx.Client:
-    """A client that verifies TLS and uses the environment's proxies, but not for loopback."""
-    return httpx.Client(
-        verify=_trusted_cas(),
-        trust_env=not is_loopback(urlsplit(url).hostname or ""),
-        timeout=httpx.Timeout(ANSWER_WITHIN_S, read=3 * ANSWER_WITHIN_S),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=4, keepalive_expiry=60),
-    )
+class LoopClient(ControlPlaneClient):
+    """A client whose calls with `awaited` wait in an event loop, without a thread."""
+
+    def __init__(self, url: str, *, insecure_http: bool, http: httpx.Client) -> None:
+        super().__init__(url, insecure_http=insecure_http, http=http)
+        # One for each node: the time to find a connection grows with the connections of a client.
+        self._loop_client = httpx.AsyncClient(**_options(self._url, keepalive_connections=1))
+
+    async def awaited(self, call: AgentCall[Answer]) -> Answer:
+        credential_used = self._credential
+        try:
+            response = await self._loop_client.post(**self._request(call))
+        except httpx.HTTPError as error:
+            raise Unreachable(_describe(error)) from error
+        return self._answer(call, response, credential_used)
+
+
+def blocking_client(url: str) -> httpx.Client:
+    return httpx.Client(**_options(url, keepalive_connections=4))
+
+
+def _options(url: str, keepalive_connections: int) -> dict[str, Any]:
+    """Verify TLS, and use the environment's proxies, but not for loopback."""
+    return {
+        "verify": _trusted_cas(),
+        "trust_env": not is_loopback(urlsplit(url).hostname or ""),
+        "timeout": httpx.Timeout(ANSWER_WITHIN_S, read=3 * ANSWER_WITHIN_S),
+        "limits": httpx.Limits(
+            max_connections=None, max_keepalive_connections=keepalive_connections, keepalive_expiry=60
+        ),
+    }
 
 
 @cache

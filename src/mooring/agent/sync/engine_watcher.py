@@ -1,7 +1,6 @@
 """Lists the engine's containers: every 15 s, and soon after each event of the engine."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,12 +8,13 @@ from typing import Final
 
 from mooring.agent.gpus.telemetry import unknown_engine
 from mooring.agent.runtime import Container, Runtime, RuntimeFacts, RuntimeUnavailable
+from mooring.agent.sync.tasks import Signal
 from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Orphan
 
 RESYNC_S: Final = 15.0
 RETRY_S: Final = 1.0  # after a listing or an event stream that failed
-LISTING_GAP_S: Final = 0.01  # so that a burst of events leads to one listing
+LISTING_GAP_S: Final = 0.01  # after each, so that a burst of events leads to one listing
 ENGINE_UNAVAILABLE: Final = Reason(
     code="docker_unavailable", message="The container engine does not answer on this node"
 )
@@ -23,14 +23,15 @@ log = logging.getLogger(__name__)
 
 
 class EngineWatcher:
-    """Runs in the thread of `Agent.run`; a thread of its own waits for the engine's events.
+    """Makes the listings that `Agent.serve` calls for.
 
     Args:
         begin_listing: called before the engine is asked; returns a number for `on_listing`.
         on_listing: applies a listing; returns whether another is needed.
         on_unavailable: receives the problem when the engine does not answer, so its containers are unknown.
         on_facts: receives the facts about the engine when they have changed.
-        wake: makes `Agent.run` check whether a listing is due.
+        first_listing_done: is set after the first listing, even if the engine did not answer.
+        wake: makes `Agent.serve` check whether a listing is due.
     """
 
     def __init__(
@@ -41,21 +42,18 @@ class EngineWatcher:
         on_listing: Callable[[int, list[Container], list[Orphan]], bool],
         on_unavailable: Callable[[Reason], None],
         on_facts: Callable[[RuntimeFacts], None],
+        first_listing_done: Signal,
         wake: Callable[[], None],
-        ended: threading.Event,
     ) -> None:
-        self.first_listing_done = threading.Event()
+        self._first_listing_done = first_listing_done
         self.facts: RuntimeFacts | None = None
         self._runtime, self._begin_listing = runtime, begin_listing
         self._on_listing, self._on_unavailable, self._on_facts = on_listing, on_unavailable, on_facts
-        self._wake, self._ended = wake, ended
+        self._wake = wake
         self._answers = False
         self._facts_at = 0.0
         self._wanted = True
         self._next_at = 0.0
-
-    def start(self) -> None:
-        threading.Thread(target=self._watch_events, name="engine-events", daemon=True).start()
 
     def request_listing(self) -> None:
         self._wanted = True
@@ -72,22 +70,8 @@ class EngineWatcher:
         facts_are_old = time.monotonic() - self._facts_at >= RESYNC_S
         if self._answers and (facts_are_old or not answered_before):
             self._read_facts()
-        self.first_listing_done.set()
+        self._first_listing_done.set()
         self._next_at = time.monotonic() + (RESYNC_S if self._answers else RETRY_S)
-        self._ended.wait(LISTING_GAP_S)
-
-    def _watch_events(self) -> None:
-        """Events only trigger listings; the regular listing makes up for a missed event."""
-        while not self._ended.is_set():
-            try:
-                for _ in self._runtime.changes():
-                    self.request_listing()
-            except RuntimeUnavailable as error:
-                log.info("the engine's event stream ended: %s", error)
-            except Exception:
-                log.exception("the engine's event stream failed")
-            self._ended.wait(RETRY_S)
-            self.request_listing()
 
     def _list(self) -> bool:
         number = self._begin_listing()

@@ -36,3 +36,18 @@ class WorkerPools:
             releases=Workers("release", 128, each=32, waiting=waiting),
             streams=Workers("stream", 256, each=STREAMS_OF_PROJECT, waiting=STREAMS_OF_PROJECT),
         )
+
+    @classmethod
+    def of_simulated_nodes(cls) -> "WorkerPools":
+        """Fewer threads, for up to a thousand nodes: no work on a simulated node takes long but a stream.
+
+        A stream uses two threads. The limit of a project is for each node, as above.
+        """
+        waiting = WAITING_OF_PROJECT
+        return cls(
+            pulls=Workers("pull", 4, each=PULLS_OF_PROJECT, waiting=waiting),
+            starts=Workers("start", 12, each=8, waiting=waiting),
+            endings=Workers("end", 8, each=4, waiting=waiting),
+            releases=Workers("release", 8, each=4, waiting=waiting),
+            streams=Workers("stream", 24, each=16, waiting=STREAMS_OF_PROJECT),
+        )

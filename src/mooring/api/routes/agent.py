@@ -13,7 +13,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mooring.api.auth.authorization import AuthorizedRoute, CurrentNode, NodeCaller
+from mooring.api.auth.authorization import (
+    DOCUMENTED_NODE,
+    AuthorizedRoute,
+    CurrentNode,
+    FrequentRoute,
+    NodeCaller,
+)
 from mooring.api.context import Context, Ctx
 from mooring.api.http.body import require_json_type
 from mooring.api.http.problems import invalid
@@ -50,6 +56,9 @@ from mooring.schemas.agent import (
 from mooring.schemas.agent_streams import StreamFrame, StreamRequest, StreamRequests, StreamRequestsQuery
 
 router = APIRouter(prefix="/agent/v1", tags=["agent"], route_class=AuthorizedRoute)
+frequent = APIRouter(
+    prefix="/agent/v1", tags=["agent"], route_class=FrequentRoute, dependencies=[DOCUMENTED_NODE]
+)
 
 _MAX_FRAME_BYTES = 256 * 1024
 _LAST_FRAME_GRACE_S = 0.5
@@ -65,6 +74,11 @@ def _parser_of(kind: type[Message]) -> Callable[[Request], Awaitable[Message]]:
         return _parsed(kind, await request.body())
 
     return parse
+
+
+async def _frequent_call(kind: type[Message], request: Request) -> tuple[Message, NodeCaller, Context]:
+    """The body, the node and the context of a call of a FrequentRoute."""
+    return await _parser_of(kind)(request), request.state.node, request.app.state.context
 
 
 def _parsed(kind: type[Message], body: bytes) -> Message:
@@ -163,21 +177,20 @@ async def sync(
     return Response(answer.model_dump_json(), media_type="application/json")
 
 
-@router.post(
+@frequent.post(
     "/heartbeat",
     response_model=HeartbeatAnswer,
     responses=errors(),
     openapi_extra=_body(Heartbeat),
     operation_id="heartbeat",
 )
-async def heartbeat(
-    body: Annotated[Heartbeat, Depends(_parser_of(Heartbeat))], node: CurrentNode, context: Ctx
-) -> Response:
+async def heartbeat(request: Request) -> Response:
     """Send a heartbeat. Confirms that the node's last report is still true, and stores new samples.
 
     With `wait_s`, the answer waits for a change of the desired state. It comes once the heartbeat is stored,
     so a node whose heartbeats are answered does not become `unreachable`.
     """
+    body, node, context = await _frequent_call(Heartbeat, request)
     deadline = time.monotonic() + body.wait_s
     signals = context.database.signals
     with signals.subscribed(Topic.node(node.id)) as waiter:
@@ -292,23 +305,20 @@ def hand_out_start_secrets(
         )
 
 
-@router.post(
+@frequent.post(
     "/stream-requests",
     response_model=StreamRequests,
     responses=errors(Conflict, StaleSession),
     openapi_extra=_body(StreamRequestsQuery),
     operation_id="list_stream_requests",
 )
-async def list_stream_requests(
-    query: Annotated[StreamRequestsQuery, Depends(_parser_of(StreamRequestsQuery))],
-    node: CurrentNode,
-    context: Ctx,
-) -> StreamRequests:
+async def list_stream_requests(request: Request) -> Response:
     """List stream requests. Returns the streams that the node should connect for.
 
     With `wait_s`, the answer waits for a stream that is not in `known`. Its cost does not depend on the
     number of instances on the node, unlike that of a report.
     """
+    query, node, context = await _frequent_call(StreamRequestsQuery, request)
     found = await _poll(
         context,
         [Topic.node_streams(node.id)],
@@ -316,7 +326,10 @@ async def list_stream_requests(
         partial(_waiting_streams, context, node, query.session),
         lambda found: bool({each.id for each in found} - set(query.known)),
     )
-    return StreamRequests(control_plane_id=context.identity.control_plane_id, node_id=node.id, streams=found)
+    answer = StreamRequests(
+        control_plane_id=context.identity.control_plane_id, node_id=node.id, streams=found
+    )
+    return Response(answer.model_dump_json(), media_type="application/json")
 
 
 def _waiting_streams(context: Context, caller: NodeCaller, agent_session: int) -> list[StreamRequest]:
