@@ -151,7 +151,7 @@ def test_an_event_stream_ends_with_an_error_when_the_database_goes_away(
 
 
 def _overwrite(file: Path, at: int, content: bytes) -> None:
-    """In place: while the file is empty, a loop of the service would see an intact database without tables."""
+    """In place: while the file is empty, a loop of the service would see a database without tables."""
     with file.open("r+b") as opened:
         opened.seek(at)
         opened.write(content)

@@ -7,6 +7,7 @@ Time stands still while anything can run. So a run depends on its seed only, and
 Import this module and call `install` before anything that uses these primitives.
 """
 
+import concurrent.futures.thread  # noqa: F401 - registers its real lock for forks
 import heapq
 import itertools
 import os

@@ -114,7 +114,7 @@ class Invariants:
         with _session(self._database_url) as session:
             self.problems += self._violations(session, [each.as_container() for each in found])
             shown = {row.id for row in session.scalars(select(tables.Instance)) if row.deleted_at is None}
-            held = {uuid: instance for uuid, instance in containers.uses(session)}
+            held = dict(containers.uses(session))
         after = all_instances(self._admin)
         if {key: item["version"] for key, item in before.items()} != {
             key: item["version"] for key, item in after.items()
