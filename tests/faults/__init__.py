@@ -1,0 +1,11 @@
+"""Live trials: real processes under continuous load, faults in random order, and the invariants after each.
+
+    balancer       forwards connections to a live replica, over a link that can fail
+    fleet          replicas on one PostgreSQL, nodes with dockerd and agents
+    clients        users whose requests and acknowledgements are recorded
+    observation    containers that must not be touched, and invariants that hold at any time
+    trial          runs one fault, waits until the fleet has settled, and checks
+    catalog        all faults; each module of `faults_of` has those of one subject
+
+docs/faults.md describes what is tried, and `make faults` runs it.
+"""
