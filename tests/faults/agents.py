@@ -39,7 +39,7 @@ def _executes(trial: Trial, agent: AgentProcess) -> bool:
 def start_a_twin(trial: Trial) -> None:
     """F5. Of two agents with one identity, the older one ends and touches nothing."""
     agent = trial.rng.choice(trial.fleet.agents[:-1])
-    folder = trial.fleet.folder / f"twin-{trial.rng.getrandbits(32):08x}"
+    folder = trial.fleet.folder / trial.name("twin")
     twin = AgentProcess(agent.node, trial.fleet.replicas[0], folder)
     try:
         shutil.copytree(agent.folder / "agent", folder / "agent")

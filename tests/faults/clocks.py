@@ -25,7 +25,7 @@ def jump(trial: Trial) -> None:
     agent.start()
     trial.await_state("the node is ready with the wrong clock", fleet.ready)
     with replica.client as client:
-        short = trial.create(client, f"short-{trial.rng.getrandbits(32):08x}", "", max_duration_s=2)
+        short = trial.create(client, trial.name("short"), trial.key(), max_duration_s=2)
         made = short.json()
         created_at = datetime.fromisoformat(made["created_at"])
         trial.require(abs(created_at - datetime.now(UTC)) < _TOLERANCE, f"created at {created_at}")
@@ -35,9 +35,9 @@ def jump(trial: Trial) -> None:
     trial.delete(made["id"])
     fleet.clock.shift(timedelta(0))
     late = [
-        event["instance_id"]
+        event["data"]["instance_id"]
         for event in events_after(trial.admin, newest)
-        if _reason(event) == "max_duration_reached" and event["instance_id"] != made["id"]
+        if _reason(event) == "max_duration_reached" and event["data"]["instance_id"] != made["id"]
     ]
     trial.require(not late, f"the clock ended {late}")
     wait_until(fleet.ready, 60)

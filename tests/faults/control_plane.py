@@ -5,10 +5,8 @@ import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
-from random import Random
 from typing import Any
 from urllib.parse import urlsplit
-from uuid import UUID
 
 import httpx
 
@@ -65,8 +63,8 @@ def race_for_gpus(trial: Trial) -> None:
 
 
 def _race(trial: Trial) -> list[httpx.Response]:
-    requests = [(f"race-{_tag(trial.rng)}", _key(trial.rng)) for _ in range(_RACERS)]
-    with _member(trial, f"race-{_tag(trial.rng)}", quotas={"gpus": _GPUS}) as member:
+    requests = [(trial.name("race"), trial.key()) for _ in range(_RACERS)]
+    with _member(trial, trial.name("race"), gpus=_GPUS) as member:
         return run_concurrently(_RACERS, lambda number: trial.create(member, *requests[number]))
 
 
@@ -83,7 +81,7 @@ def repeat_one_create(trial: Trial) -> None:
 
 
 def _repeat(trial: Trial, *, with_kill: bool) -> list[httpx.Response]:
-    name, key = f"repeated-{_tag(trial.rng)}", _key(trial.rng)
+    name, key = trial.name("repeated"), trial.key()
     killer = threading.Thread(target=_kill_soon, args=[trial, trial.rng.uniform(0, 0.5)])
     if with_kill:
         killer.start()
@@ -104,18 +102,18 @@ def flood_with_slow_clients(trial: Trial) -> None:
     """F24. 500 clients that send heads slowly, event streams and log followers beyond their limits."""
     replica = trial.fleet.replicas[0]
     idle_s = _slowest_percent_s(replica)
-    tag = _tag(trial.rng)
     with ExitStack() as stack:
         for _ in range(_SLOW):
             _send(stack, replica, b"GET /v1/instances HTTP/1.1\r\nHost: x\r\nX-Slow: ")
-        member = stack.enter_context(_member(trial, f"streams-{tag}"))
+        member = stack.enter_context(_member(trial, trial.name("streams")))
         streams = Counter(
             _status(_send(stack, replica, _streaming(member, "/v1/events"))) for _ in range(_STREAMS)
         )
-        made = trial.create(member, f"followed-{tag}", _key(trial.rng)).json()["id"]
-        trial.admin.get(f"/v1/instances/{made}/wait", params={"state": "running", "timeout_s": 60})
-        path = f"/v1/instances/{made}/logs?follow=true"
-        others = [stack.enter_context(_another_key(trial, member)) for _ in range(2)]
+        # In the default project: others may use no image that was only loaded on the node.
+        made = trial.create(trial.admin, trial.name("followed"), trial.key(), gpus={}).json()
+        trial.admin.wait(made["id"], "running", 60)
+        path = f"/v1/instances/{made['id']}/logs?follow=true"
+        others = [stack.enter_context(_client_with_key(trial, made["project_id"])) for _ in range(2)]
         followers = Counter(
             _status(_send(stack, replica, _streaming(others[n % 2], path))) for n in range(_FOLLOWERS)
         )
@@ -124,7 +122,7 @@ def flood_with_slow_clients(trial: Trial) -> None:
     trial.require(followers == {200: 16, 429: _FOLLOWERS - 16}, f"log followers: {followers}")
     trial.require(busy_s <= max(0.3, 5 * idle_s), f"others' GET: p99 {busy_s:.3f} s, without {idle_s:.3f} s")
     trial.note(f"others' GET p99 {busy_s * 1000:.0f} ms, before {idle_s * 1000:.0f} ms")
-    trial.delete(made)
+    trial.delete(made["id"])
 
 
 def _slowest_percent_s(replica: ServerProcess) -> float:
@@ -157,15 +155,12 @@ def _status(connection: socket.socket) -> int:
     return int(connection.recv(4096).split(b" ", 2)[1])
 
 
-def _member(trial: Trial, project: str, **fields: Any) -> Client:
+def _member(trial: Trial, project: str, **quotas: float) -> Client:
     """A client with a key of a new project."""
-    made = _posted(trial.admin, "/v1/projects", name=project, **fields)
+    made = _posted(trial.admin, "/v1/projects", name=project)
+    changed = trial.admin.patch(f"/v1/projects/{made['id']}", json={"quotas": quotas})
+    assert changed.status_code == 200, changed.text
     return _client_with_key(trial, made["id"])
-
-
-def _another_key(trial: Trial, member: Client) -> Client:
-    me = member.get("/v1/me").json()
-    return _client_with_key(trial, me["key"]["project_id"])
 
 
 def _client_with_key(trial: Trial, project_id: str) -> Client:
@@ -177,14 +172,6 @@ def _posted(client: Client, path: str, **body: Any) -> dict[str, Any]:
     answer: httpx.Response = client.post(path, json=body)
     assert answer.status_code == 201, answer.text
     return dict(answer.json())
-
-
-def _tag(rng: Random) -> str:
-    return f"{rng.getrandbits(40):010x}"
-
-
-def _key(rng: Random) -> str:
-    return str(UUID(int=rng.getrandbits(128), version=4))
 
 
 FAULTS = (

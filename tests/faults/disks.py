@@ -34,13 +34,13 @@ def fill_engine(trial: Trial) -> None:
     _take_all(filler)
     try:
         took_s = trial.await_state(
-            "the disk's state is shown", lambda: trial.fleet.node(agent)["disk"]["pressure"]
+            "the disk's state is shown", lambda: trial.fleet.node(agent)["storage"]["pressure"]
         )
         trial.note(f"disk pressure after {took_s:.1f} s")
         trial.hold(_FULL_S)
     finally:
         filler.unlink()
-    trial.await_state("the disk has space", lambda: not trial.fleet.node(agent)["disk"]["pressure"])
+    trial.await_state("the disk has space", lambda: not trial.fleet.node(agent)["storage"]["pressure"])
 
 
 def _take_all(path: Path) -> None:

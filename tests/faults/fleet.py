@@ -30,37 +30,47 @@ _DISK_MIB = 2048
 class Fleet:
     """The product as operators run it, but for shorter times until a node is unreachable and lost.
 
-    The last node is special: its Docker has no live-restore and a filesystem of its own, and its agent's data
-    are on a small filesystem. The wall clocks of the last replica and the last agent can be set.
+    Args:
+        special: give the last node a Docker without live-restore and with a filesystem of its own, and its
+            agent a small filesystem for its data; let the wall clocks of the last replica and the last agent
+            be set.
     """
 
     def __init__(
-        self, workspace: Workspace, host: str, folder: Path, rng: Random, *, replicas: int = 3, nodes: int = 3
+        self,
+        workspace: Workspace,
+        host: str,
+        folder: Path,
+        rng: Random,
+        *,
+        replicas: int = 3,
+        nodes: int = 3,
+        special: bool = True,
     ) -> None:
         self.folder, self.host = folder, host
         self._workspace, self._rng = workspace, rng
         self._stack = ExitStack()
         try:
-            self._start(replicas, nodes)
+            self._start(replicas, nodes, special=special)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, replicas: int, nodes: int) -> None:
+    def _start(self, replicas: int, nodes: int, *, special: bool) -> None:
         (self.folder / "clock").mkdir()
         self.clock = WallClock(self.folder / "clock")
         self.postgres = PostgresCluster(self._workspace)
         self._stack.callback(self.postgres.destroy)
         self.postgres.start()
         self.database_url = self.postgres.create_database()
-        self.replicas = self._new_replicas(replicas)
+        self.replicas = self._new_replicas(replicas, special=special)
         for replica in self.replicas:
             replica.start(READY_WITHIN_S)
         self.public = self._new_balancer()
         self.links: list[Balancer] = []
         self.agents: list[AgentProcess] = []
         for index in range(nodes):
-            self._add_node(index, is_special=index == nodes - 1)
+            self._add_node(index, is_special=special and index == nodes - 1)
         self.admin = Client(self.public.url)
         self._stack.callback(self.admin.close)
         for agent in self.agents:
@@ -117,7 +127,7 @@ class Fleet:
     def close(self) -> None:
         self._stack.close()
 
-    def _new_replicas(self, count: int) -> list[ServerProcess]:
+    def _new_replicas(self, count: int, *, special: bool) -> list[ServerProcess]:
         settings = {
             "MOORING_DATABASE_URL": self.database_url,
             "MOORING_ENCRYPTION_KEYS": base64.urlsafe_b64encode(os.urandom(32)).decode(),
@@ -131,7 +141,7 @@ class Fleet:
             port = self._take_port()
             own = {"MOORING_ADVERTISE_URL": f"http://{self.host}:{port}"}
             server = ServerProcess(self.folder / f"replica-{index}", self.host, port, **settings, **own)
-            server.forked = index != count - 1
+            server.forked = not (special and index == count - 1)
             if not server.forked:
                 server.environment |= self.clock.environment
             self._stack.callback(server.kill)

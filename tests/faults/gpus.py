@@ -13,7 +13,16 @@ _CALLS = (
     "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetTemperature",
     "nvmlDeviceGetPowerUsage", "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlEventSetWait_v2",
 )  # fmt: skip
-_XIDS = {13: False, 31: False, 48: True, 79: True, 94: False, 95: True, 119: True}  # whether it is fatal
+_XIDS = {
+    13: False,
+    31: False,
+    43: False,
+    94: False,
+    64: True,
+    79: True,
+    109: True,
+    119: True,
+}  # whether fatal
 _ERRORS = 6
 _HANG_S = 15
 

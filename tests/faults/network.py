@@ -6,7 +6,7 @@ from tests.faults.history import events_after, newest_seq
 from tests.faults.trial import Fault, Trial
 
 _LINK_FAULTS = (Link.SILENT, Link.ONE_WAY, Link.RESET, Link.SLOW, Link.LOSSY)
-_CUT_S = (5.0, 25.0)  # some longer than it takes to become unreachable, none so long that a node is lost
+_CUT_S = (5.0, 20.0)  # some longer than it takes to become unreachable, none so long that a node is lost
 
 
 def partition(trial: Trial) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
+from uuid import UUID
 
 import httpx
 from sqlalchemy import create_engine
@@ -68,6 +69,14 @@ class Trial:
         except AssertionError:
             self.problems.append(f"not within {within_s:g} s: {description}")
         return time.monotonic() - began
+
+    def name(self, prefix: str) -> str:
+        """A name that no other instance, project or folder of this run has."""
+        return f"{prefix}-{self.rng.getrandbits(40):010x}"
+
+    def key(self) -> str:
+        """An Idempotency-Key."""
+        return str(UUID(int=self.rng.getrandbits(128), version=4))
 
     def create(self, client: Client, name: str, key: str, **fields: Any) -> httpx.Response:
         """Create an instance: repeat the request until it is acknowledged or rejected."""
