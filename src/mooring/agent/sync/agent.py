@@ -89,8 +89,6 @@ class Agent:
         self._has_contact = True  # used by `run` only
         self._due: float | None = None  # when the plan changes without any event
         self._saved = True  # whether the newest generation is
-        # An answer lists removals among the reported containers, so one to a report without any has none.
-        self._has_removals = False
 
         self._fence = SelfFence(state)
         self._telemetry = Telemetry(gpus, container_of)
@@ -290,9 +288,9 @@ class Agent:
         made_at = self._fence.now()
         with self._lock:  # a higher seq never carries an older state
             self._seq += 1
+            brief = brief and self._state.has_removals
             session, seq, reported = self._session, self._seq, self._reported
             highest, rejection = self._state.highest_generation, self._state.rejection
-            has_removals = self._has_removals
             containers = list((self._state.containers or {}).values())
             in_use, specs = self._state.gpus_in_use(), self._specs.known()
             engine = self._engine.facts or unknown_engine()
@@ -309,7 +307,7 @@ class Agent:
             seq=seq,
             generation=reported.generation,
             wait_s=wait_s,
-            brief=brief and rejection is None and has_removals,
+            brief=brief and rejection is None,
             facts=node_facts(self._machine, engine, reading),
             problem=problem or (None if self._saved else NOT_SAVED),
             gpus=gpus,
@@ -345,7 +343,7 @@ class Agent:
 
     def _begin_desired(self, report: ReportRequest, answer: SyncAnswer) -> None:
         """Save the generation of a newly applied desired state, and begin its actions."""
-        self._has_removals = report.request.instances is not None
+        self._state.has_removals = report.request.instances is not None
         self._specs.keep(answer)
         self._save_generation(answer.generation, report.highest_generation)
         self._runtime.assigned(answer.assignments)

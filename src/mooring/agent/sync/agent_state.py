@@ -72,6 +72,7 @@ class AgentState:
         self._foreign_containers: list[Orphan] = []
         self._assignments: dict[Key, Assignment] = {}
         self._removals: dict[Key, Removal] = {}
+        self.has_removals = False  # an answer to a report without containers has none
         self._jobs: dict[Key, _Job] = {}
         self._progress: dict[Key, Reason] = {}  # of starts in progress
         self._refusals: dict[Key, Reason] = {}  # of starts that failed for good
