@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 _FROZEN_S = 15
 _DOWN_S = 5
 # The product's limit is 5 s. The rest is for a machine that is busy with three replicas and three nodes.
-_ANSWERED_WITHIN_S = 12
+_ANSWERED_WITHIN_S = 8
 _UPGRADES = 4
 
 
@@ -106,7 +106,7 @@ def _require_no_unreachable_node(trial: Trial, after: int) -> None:
 
 def fail_over(trial: Trial) -> None:
     """F11. Its own test has the primary and the standby; the load goes on beside it."""
-    argv = [sys.executable, "-m", "pytest", "-q", "tests/walk/test_failover.py"]
+    argv = [sys.executable, "-m", "pytest", "tests/walk/test_failover.py"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     trial.require(done.returncode == 0, f"{' '.join(argv)}:\n{done.stdout[-3000:]}")
     trial.note(done.stdout.strip().splitlines()[-1])
