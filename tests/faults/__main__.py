@@ -27,14 +27,15 @@ def main() -> int:
         print("\n".join(reasons), file=sys.stderr)
         return 2
     rng = Random(options.seed)
-    print(f"commit {_commit()}, seed {options.seed}, at least {options.minutes:g} minutes", flush=True)
+    run = f"commit {_commit()}, seed {options.seed}"
+    print(f"{run}, at least {options.minutes:g} minutes", flush=True)
     folder = Path(mkdtemp(prefix="mooring-faults-"))
     workspace = Workspace()
     try:
         outcomes = _run(options, workspace, folder, rng)
     finally:
         workspace.release()
-    return _report(outcomes, options.seed, folder)
+    return _report(outcomes, run, folder)
 
 
 def _options() -> argparse.Namespace:
@@ -75,9 +76,9 @@ def _sequence(faults: list[Fault], rng: Random, until: float) -> Iterator[Fault]
             yield fault
 
 
-def _report(outcomes: list[Outcome], seed: int, folder: Path) -> int:
+def _report(outcomes: list[Outcome], run: str, folder: Path) -> int:
     violated = [outcome for outcome in outcomes if outcome.problems]
-    print(f"\n{len(outcomes)} trials, {len(violated)} with violations; commit {_commit()}, seed {seed}")
+    print(f"\n{len(outcomes)} trials, {len(violated)} with violations; {run}")
     for outcome in violated:
         print(f"\n{outcome}")
         for problem in outcome.problems:
