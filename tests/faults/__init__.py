@@ -4,8 +4,9 @@
     fleet          replicas on one PostgreSQL, nodes with dockerd and agents
     clients        users whose requests and acknowledgements are recorded
     observation    containers that must not be touched, and invariants that hold at any time
+    history        the event log during a trial
     trial          runs one fault, waits until the fleet has settled, and checks
-    catalog        all faults; each module of `faults_of` has those of one subject
+    catalog        all faults; the other modules have those of one subject each
 
 docs/faults.md describes what is tried, and `make faults` runs it.
 """

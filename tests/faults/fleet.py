@@ -7,14 +7,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import psutil
-
 from tests.faults.balancer import Balancer, Link
 from tests.service import Client
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.filesystems import small_file_system
 from tests.testbed.postgres import PostgresCluster
-from tests.testbed.waiting import wait_until
 from tests.testbed.wall_clock import WallClock
 from tests.testbed.workspace import Workspace
 from tests.walk.checker import Found, containers_on
@@ -186,8 +183,3 @@ class Fleet:
         port = self._workspace.take_port()
         self._stack.callback(self._workspace.give_back_port, port)
         return port
-
-
-def await_end(pids: list[int], within_s: float = 30) -> None:
-    """Wait until no process has one of these pids."""
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), within_s)

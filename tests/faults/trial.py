@@ -34,7 +34,6 @@ class Trial:
     Attributes:
         notes: figures for the report.
         problems: criteria that did not hold.
-        ended_bystanders: nodes whose bystander ends by this fault, as documented.
     """
 
     def __init__(self, fleet: Fleet, clients: Clients, bystanders: Bystanders, rng: Random) -> None:
