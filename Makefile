@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help up test test-quick check mutants simulation openapi lock clean
+.PHONY: help up test test-quick check mutants simulation faults openapi lock clean
 .DELETE_ON_ERROR:
 # Print the output of commands, but not the commands.
 .SILENT:
@@ -40,6 +40,10 @@ mutants: .venv/.dev ## remove each guard of tests/mutants in a copy, and expect 
 
 simulation: .venv/.dev ## simulate the product with faults, 1,000 seeds; ARGS='--seeds 17 --trace' for one
 	$(BIN)/python -m tests.simulation $(ARGS)
+
+faults: .venv/.dev ## try faults on three replicas and three nodes for 15 minutes (docs/faults.md); ARGS='--only F2,F8'
+	tests/testbed/install.sh
+	$(BIN)/python -m tests.faults $(ARGS)
 
 openapi: .venv/.dev ## regenerate docs/openapi.json after an intended change of the API
 	$(BIN)/python -m tests.contract.document

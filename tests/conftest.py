@@ -18,7 +18,7 @@ pytest_plugins = ["tests.testbed.fixtures"]
 DATABASES = ("sqlite", "postgresql")
 
 # A file that takes minutes starts first: started last, it would leave the other workers idle.
-_LONGEST_FIRST = ("contract/test_schemathesis.py", "walk/", "scheduler/", "testbed/", "contract/")
+_LONGEST_FIRST = ("contract/test_schemathesis.py", "faults/", "walk/", "scheduler/", "testbed/", "contract/")
 
 # Fixtures that start a daemon. `--quick` leaves out the tests that use them.
 _DAEMONS = {
@@ -26,7 +26,7 @@ _DAEMONS = {
     "private_registry", "registry", "root_address", "swarm_of_two",
 }  # fmt: skip
 # Tests that start daemons or tools of node_modules without one of the above fixtures, or measure the machine.
-_NEVER_QUICK = ("contract/", "sso/", "testbed/", "walk/", "test_packaging.py", "test_readme.py")
+_NEVER_QUICK = ("contract/", "faults/", "sso/", "testbed/", "walk/", "test_packaging.py", "test_readme.py")
 _DATABASE_FIXTURES = ("database_url", "shared_service", "setup", "history")
 
 

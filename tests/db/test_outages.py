@@ -3,8 +3,10 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
+from psycopg import IsolationLevel
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
@@ -104,6 +106,18 @@ def test_a_lost_listening_connection_is_replaced_without_an_outage(database: Dat
                 notify(session, Topic.QUEUE)
             other.dispose()
             assert woken.wait(20)
+
+
+def test_a_call_that_asks_the_server_nothing_counts_as_no_answer(database: Database) -> None:
+    """Otherwise each new request, which sets its isolation level, would hide an outage for a while."""
+    with database.engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        before = database.availability.answered_at
+        driver.set_isolation_level(IsolationLevel.SERIALIZABLE)
+        driver.rollback()
+        assert database.availability.answered_at == before
+        driver.execute("SELECT 1")
+        assert database.availability.answered_at > before
 
 
 def test_a_restart_of_the_server_breaks_no_later_transaction(

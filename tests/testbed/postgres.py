@@ -95,6 +95,7 @@ class PostgresCluster:
 
     def freeze(self) -> None:
         """Freeze the server: the kernel accepts connections, but nothing answers."""
+        self._to_all(lambda pid: os.kill(pid, signal.SIGSTOP))  # at once, before any wait
         self._to_all(processes.freeze)
 
     def thaw(self) -> None:

@@ -70,19 +70,36 @@ class BoundedConnection(psycopg.Connection[Any]):
         """As in psycopg. If the server does not answer, close the connection and raise OperationalError."""
         if timeout is not None:
             return super().wait(gen, interval, timeout)
+        try:
+            first = next(gen)
+        except StopIteration as done:
+            result: Result = done.value  # the server was not asked, such as for set_isolation_level
+            return result
+        gen = _resumed(first, gen)
         until = time.monotonic() + self.call_timeout_s
         while True:
             # Decided before the wait: an answer that came while this process stood still is read first.
             is_last = time.monotonic() >= until or self.availability.is_down
             try:
-                result = super().wait(gen, interval, _CHECK_EVERY_S)
+                answer = super().wait(gen, interval, _CHECK_EVERY_S)
             except _WaitTimeout:
                 if is_last:
                     self.pgconn.finish()
                     raise psycopg.OperationalError("PostgreSQL did not answer in time") from None
             else:
                 self.availability.answered_at = time.monotonic()
-                return result
+                return answer
+
+
+def _resumed(first: Any, gen: PQGen[Result]) -> PQGen[Result]:
+    """The generator from its first step on."""
+    step = first
+    while True:
+        try:
+            step = gen.send((yield step))
+        except StopIteration as done:
+            result: Result = done.value
+            return result
 
 
 def url_of_several_hosts(url: str) -> URL | None:

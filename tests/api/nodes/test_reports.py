@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from mooring.agent.sync.identity import StateDirectory
 from mooring.control.nodes import nodes
 from mooring.schemas.agent import ObservedInstance
 from tests.api.conftest import Sandbox
-from tests.nodes import WireNode, observed
+from tests.nodes import WireNode, observed, simulated_node
 from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
 
@@ -304,3 +305,21 @@ def _node_events(sandbox: Sandbox) -> list[dict[str, Any]]:
         found += [item for item in items if item["data"].get("node_id") == sandbox.node.id]
         after = items[-1]["seq"]
     return found
+
+
+def test_what_is_deleted_while_the_engine_does_not_answer_is_removed_when_it_does(
+    client: Client, tmp_path: Path
+) -> None:
+    """Removals are listed for reported containers, and without an engine none are reported."""
+    with simulated_node(client, tmp_path / "node", "gpu-2") as simulated:
+        made = client.create(gpus={"count": 1})
+        client.wait(made["id"], "running")
+        simulated.runtime.unavailable = True
+        path = f"/v1/nodes/{simulated.id}"
+        wait_until(lambda: client.get(path).json()["state"] == "not_ready", 20)
+        state = StateDirectory(tmp_path / "node")
+        before = state.generation()
+        client.delete(f"/v1/instances/{made['id']}")
+        wait_until(lambda: state.generation() > before, 20)  # it has got the answer without the removal
+        simulated.runtime.unavailable = False
+        wait_until(lambda: client.get(f"/v1/instances/{made['id']}").status_code == 404, 30)
