@@ -91,7 +91,7 @@ def restore(source: Path, url: URL, progress: Progress) -> str:
         ) as locking:
             _require_no_server(locking)
             _replace(source, url, _removal(locking), progress)
-            # The end of the connection releases it too, but a little later, when a server may have tried to start.
+            # The end of the connection releases it too, but a little later: a server may start at once.
             locking.execute(f"SELECT pg_advisory_unlock({serving.KEY})")
     except psycopg.OperationalError as error:
         raise DatabaseProblem(f"cannot reach the database: {error}") from None
