@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 KEY = "c2ltdWxhdGlvbi1zaW11bGF0aW9uLXNpbXVsYXRpb24="
 ADMIN_KEY = "an-admin-key-of-the-simulation-0123456789"
-REPORT_INTERVAL_S, UNREACHABLE_AFTER_S, LOST_AFTER_S = 5.0, 10.0, 30.0
+REPORT_INTERVAL_S, UNREACHABLE_AFTER_S, LOST_AFTER_S = 4.0, 6.5, 14.0
 # As on PostgreSQL: a call to a frozen database fails after this time (db/postgresql.py).
 _DATABASE_DEADLINE_S = 4.0
 
@@ -174,8 +174,10 @@ class Replica:
             rates=RequestRates(on=False),
             scheduler_cache=cache,
         )
+        database.leads = self is self.world.replicas[0] or hub().random.random() < 0.2
         for loop in server._loops(plane, cache, context.storage_limits):
             if type(loop).__name__ in self.world.loops:
+                loop.interval_s = max(2.5, loop.interval_s)  # fewer ticks in which nothing happens
                 loop.start()
         self.context = context
 

@@ -44,7 +44,7 @@ class User:
     def run(self) -> None:
         """Act until the users of the world end."""
         while self._world.users_act:
-            hub().sleep(hub().random.expovariate(0.4))
+            hub().sleep(hub().random.expovariate(0.6))
             if not self._own or hub().random.random() < 0.4:
                 self._create()
             else:

@@ -36,7 +36,7 @@ from tests.simulation.replicas import ADMIN_KEY, KEY, Answer, Replica, settings
 from tests.simulation.users import User
 from tests.simulation.virtual import EPOCH, Hub, Machine, Process, use
 
-FAULTS_END_S: Final = 45.0
+FAULTS_END_S: Final = 22.0
 SETTLE_S: Final = 60.0  # I12
 _CHECK_EVERY_S: Final = 1.0
 _QUOTA_GPUS: Final = 5
@@ -65,7 +65,7 @@ class World:
         self.database_is_frozen = False
         self.users_act = True
         self.heals = False  # dead processes are started at once, and nothing fails
-        self.was_restored = False
+        self.was_restored = self.has_renewed = False
         self.control_machine, self._outside_machine = Machine("control"), Machine("outside")
         self.processes: list[Process] = []
         self.outside = self.process("outside", self._outside_machine, self._outside_ended)
@@ -80,12 +80,12 @@ class World:
         ]
         self.nodes = [
             Node(self, number, folder / f"node-{number}")
-            for number in range(1, self.hub.random.choice([2, 3, 4]) + 1)
+            for number in range(1, self.hub.random.choice([2, 3, 3, 4]) + 1)
         ]
         self.loops = {"Scheduling", "NodeHealth", "Deadlines"}
         if self.hub.random.random() < 0.2:
             self.loops |= {"Groups", "ReservationRepair", "Retention", "ClockComparison", "AuditLinks"}
-        self.users = [User(self, number) for number in range(1, 4)]
+        self.users = [User(self, number) for number in range(1, 3)]
         self.limited_project = ""
 
     # --- a run
@@ -144,7 +144,7 @@ class World:
     def _make_faults(self) -> None:
         faults, weights = list(FAULTS), list(FAULTS.values())
         while self.hub.now < FAULTS_END_S:
-            self.hub.sleep(self.hub.random.uniform(0.5, 6))
+            self.hub.sleep(self.hub.random.uniform(0.3, 3))
             if self.heals:
                 return
             (fault,) = self.hub.random.choices(faults, weights)
@@ -251,9 +251,11 @@ class World:
     # --- faults that need the database
 
     def request_renewal(self, node: Node) -> None:
-        # A twin keeps the credential that it has copied.
-        if self.database_is_frozen or node.has_twins:
+        # A twin keeps the credential that it has copied, and a restored database knows no newer one: such a
+        # node must join again (docs/operating.md).
+        if self.database_is_frozen or node.has_twins or self._backup is not None or self.was_restored:
             return
+        self.has_renewed = True
         with self.checker.write() as session:
             row = session.scalar(select(NodeRow).where(NodeRow.name == node.name))
             if row is not None:
@@ -275,6 +277,9 @@ class World:
 
     def restore_database(self) -> None:
         """Back up now, or restore what was backed up some time ago."""
+        have_joined = all((node.folder / "node.json").exists() for node in self.nodes)
+        if self.has_renewed or not have_joined:
+            return
         if self._backup is None:
             self._backup = self.folder / "backup.db"
             self._copy(self._path, self._backup)
