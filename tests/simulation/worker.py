@@ -34,6 +34,8 @@ def run_seeds(seeds: Iterable[int], *, trace: bool) -> int:
     with tempfile.TemporaryDirectory(prefix="simulation-", dir=_memory()) as folder:
         template = Path(folder) / "template.db"
         migrate.upgrade(f"sqlite:///{template}")
+        gc.collect()
+        gc.freeze()  # the modules need not be looked through again after each run
         for seed in seeds:
             failed += not _run(seed, Path(folder) / str(seed), template, trace=trace)
     return min(failed, 1)

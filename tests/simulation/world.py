@@ -36,7 +36,7 @@ from tests.simulation.replicas import ADMIN_KEY, KEY, Answer, Replica, settings
 from tests.simulation.users import User
 from tests.simulation.virtual import EPOCH, Hub, Machine, Process, use
 
-FAULTS_END_S: Final = 22.0
+FAULTS_END_S: Final = 20.0
 SETTLE_S: Final = 60.0  # I12
 _CHECK_EVERY_S: Final = 1.0
 _QUOTA_GPUS: Final = 5
