@@ -62,9 +62,7 @@ def uses(session: Session, ended_since: datetime | None = None) -> set[Use]:
     return {(mig_uuid or gpu_uuid, instance) for gpu_uuid, mig_uuid, instance in rows}
 
 
-def unallocated(
-    containers: Sequence[Container], allocated: set[Use], ignored: Iterable[str] = ()
-) -> Iterator[str]:
+def unallocated(containers: Sequence[Container], allocated: set[Use]) -> Iterator[str]:
     """I5 and I9: a running container's GPUs are allocated to its instance.
 
     Perhaps to a later attempt: a restart allocates them to it while the last container still ends.
@@ -72,11 +70,9 @@ def unallocated(
     Args:
         allocated: from `uses`. If containers start and end meanwhile, what was allocated at any time since
             before they were listed.
-        ignored: ids of instances that a restored database does not know: their containers are orphans.
     """
-    without = set(ignored)
     for container in containers:
-        if not container.is_running or container.instance in without or not container.instance:
+        if not container.is_running or not container.instance:
             continue
         for uuid in container.gpus:
             if (uuid, container.instance) not in allocated:

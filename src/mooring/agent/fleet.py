@@ -114,7 +114,7 @@ class ProcessNodes:
 
         Raises:
             StateError: the data directory cannot be used.
-        InsecureUrl: the URL would send credentials unencrypted over a network.
+            InsecureUrl: the URL would send credentials unencrypted over a network.
         """
         directory = StateDirectory(self._settings.state_dir)
         directory.lock()

@@ -37,7 +37,7 @@ class ConfirmedReport:
                 return
             self._confirmed = None
             # A brief answer lacks the removals of containers that this report lists for the first time: the
-            # poll thread must report once more to get them. An incident is reported until it is answered, so
+            # poll task must report once more to get them. An incident is reported until it is answered, so
             # the next report lacks it.
             has_all = not answer.brief and not report.incidents and not report.faults
             if answer.revision is not None and has_all:
