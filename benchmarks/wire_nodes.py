@@ -124,17 +124,15 @@ class _Node:
         await asyncio.gather(self._poll(reports), self._wait_for_streams(streams))
 
     async def _poll(self, calls: "_Calls") -> None:
-        failed = False
         while True:
             wait_s = random.uniform(4, 6)
             try:
-                if failed or self._revision is None or not self._fleet.heartbeats:
+                if self._revision is None or not self._fleet.heartbeats:
                     await self._sync(calls, wait_s)
                 else:
                     await self._heartbeat(calls, wait_s)
-                failed = False
             except (OSError, asyncio.IncompleteReadError, TimeoutError, RuntimeError):
-                failed = await self._note_failure(calls)
+                await self._note_failure(calls)
 
     async def _wait_for_streams(self, calls: "_Calls") -> None:
         body = json.dumps({"session": self._session, "wait_s": STREAMS_WAIT_S, "known": []})
@@ -145,11 +143,10 @@ class _Node:
             except (OSError, asyncio.IncompleteReadError, TimeoutError, RuntimeError):
                 await self._note_failure(calls)
 
-    async def _note_failure(self, calls: "_Calls") -> bool:
+    async def _note_failure(self, calls: "_Calls") -> None:
         self._fleet.answered["failed"] += 1
         calls.close()
         await asyncio.sleep(random.uniform(0.5, 1.5))
-        return True
 
     async def _sync(self, calls: "_Calls", wait_s: float) -> None:
         self._seq += 1

@@ -18,6 +18,7 @@ from mooring.api.auth import oidc
 from mooring.api.auth.credentials import Credentials
 from mooring.api.auth.rate_limits import FailedAttempts, RequestRates
 from mooring.api.context import Context
+from mooring.api.frequent_calls import FrequentCalls
 from mooring.api.http.server import ConnectionLimits, HttpProtocol, set_kernel_timeouts
 from mooring.api.streaming.channels import Channels
 from mooring.control import bootstrap
@@ -235,7 +236,7 @@ def _max_connections() -> int:
 
 def _config(context: Context, connection_limits: ConnectionLimits) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(context),
+        FrequentCalls(create_app(context)),
         host=context.settings.host,
         port=context.settings.port,
         log_level="warning",

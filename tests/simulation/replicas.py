@@ -11,8 +11,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from mooring import server
-from mooring.api.auth.authorization import NodeCaller
-from mooring.api.auth.credentials import Credentials
+from mooring.api.auth.credentials import Credentials, NodeCaller
 from mooring.api.auth.rate_limits import FailedAttempts, RequestRates
 from mooring.api.context import Context
 from mooring.api.routes import agent as agent_routes
@@ -207,19 +206,18 @@ class Replica:
             return JoinAnswer(
                 node_id=node.id, node_name=node.name, credential="", control_plane_id=identity
             ).model_dump_json()
-        node_id = self._node_of(context, credential)
-        caller = NodeCaller(node_id, credentials.hashed(credential))
+        caller = self._node_of(context, credential)
         match path.removeprefix("/agent/v1/"):
             case "session":
                 with context.database.write() as session:
                     number = nodes.open_session(session, caller.id, caller.credential_hash).session
                 return SessionAnswer(
-                    session=number, control_plane_id=identity, node_id=node_id
+                    session=number, control_plane_id=identity, node_id=caller.id
                 ).model_dump_json()
             case "credential":
                 with context.database.write() as session:
                     renewed = nodes.renew_credential(session, caller.id, caller.credential_hash)
-                return CredentialAnswer(credential=renewed, node_id=node_id).model_dump_json()
+                return CredentialAnswer(credential=renewed, node_id=caller.id).model_dump_json()
             case "sync":
                 return self._sync(context, caller, agent_routes._parsed(SyncRequest, body))
             case "heartbeat":
@@ -227,11 +225,11 @@ class Replica:
             case "stream-requests":
                 hub().sleep(agent_routes._parsed(StreamRequestsQuery, body).wait_s)
                 return StreamRequests(
-                    control_plane_id=identity, node_id=node_id, streams=[]
+                    control_plane_id=identity, node_id=caller.id, streams=[]
                 ).model_dump_json()
         raise AssertionError(f"the simulation has no {path}")
 
-    def _node_of(self, context: Context, credential: str) -> str:
+    def _node_of(self, context: Context, credential: str) -> NodeCaller:
         """As `Credentials.node`, in a thread."""
         known = context.credentials._nodes.get(credentials.hashed(credential))
         return known or context.credentials._look_up_node(credential, credentials.hashed(credential))

@@ -79,7 +79,7 @@ def _freeze_gc() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(5_000, 20, 50)
+    gc.set_threshold(50_000, 10, 10)
 
 
 def _open_or_exit(settings: Settings) -> ControlPlane:

@@ -114,27 +114,45 @@ class Signals:
 
 
 class Waiter:
-    """Lets one coroutine wait; `wake` may be called from any thread."""
+    """Lets one coroutine wait; `wake` may be called from any thread.
+
+    Thousands of nodes wait. So a wait takes one future and one timer; those of asyncio take more objects,
+    which the garbage collector visits, and end by exceptions.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._event = asyncio.Event()
-        self._woken = False  # the event is set, or about to be
+        self._woken = False  # as soon as a thread has called `wake`
+        self._is_set = False  # as soon as the loop knows
+        self._waiting: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
         # Each call_soon_threadsafe is a system call, so repeated wakes before the next wait are merged.
         # At shutdown the loop may be closed while another thread still commits.
         if not self._woken and not self._loop.is_closed():
             self._woken = True
-            self._loop.call_soon_threadsafe(self._event.set)
+            self._loop.call_soon_threadsafe(self._set)
 
     async def wait(self, timeout_s: float) -> bool:
         """Return whether `wake` was called before the timeout, and reset the waiter."""
-        try:
-            await asyncio.wait_for(self._event.wait(), timeout_s)
-        except TimeoutError:
+        if not self._is_set:
+            self._waiting = self._loop.create_future()
+            timer = self._loop.call_later(timeout_s, self._release)
+            try:
+                await self._waiting
+            finally:
+                timer.cancel()
+        if not self._is_set:
             return False
-        # In this order: a wake between the two is not lost, since the loop sets the event after the clear.
+        # In this order: a wake between the two is not lost, since the loop calls `_set` after the reset.
         self._woken = False
-        self._event.clear()
+        self._is_set = False
         return True
+
+    def _set(self) -> None:
+        self._is_set = True
+        self._release()
+
+    def _release(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)

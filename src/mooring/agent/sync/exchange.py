@@ -219,9 +219,11 @@ class Exchange:
         try:
             answer = await self._control_plane.awaited(heartbeat_call(heartbeat))
         except ControlPlaneError as error:
-            self._confirmed.forget()
             if isinstance(error, RequestRejected) and not isinstance(error, CredentialRejected):
+                self._confirmed.forget()
                 return True  # another replica, of an earlier release, does not have this call
+            # The next call is a heartbeat again: the control plane knows whether it needs a report instead.
+            # Reports of all nodes after an outage would be ten times the work.
             self._failed(error)
             return None
         if self._ended.is_set():

@@ -6,7 +6,6 @@ operation itself checks access to its resource, with the `Access` created here.
 
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Security
@@ -16,12 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mooring.api.auth.credentials import LiveAccess
+from mooring.api.auth.credentials import LiveAccess, NodeCaller
 from mooring.api.auth.rate_limits import network_of
 from mooring.api.auth.rules import RULES, ActionClass, Rule, Who
 from mooring.api.context import Context
 from mooring.core.access import Access, Caller, Permission, lacking
-from mooring.core.credentials import hashed
 from mooring.core.errors import Forbidden, TooManyQuestions, TooManyRequests, Unauthorized
 
 _user_scheme = HTTPBearer(
@@ -45,14 +43,6 @@ _LONG_RUNNING = frozenset({ActionClass.STREAM, ActionClass.EXEC})
 _DELAYED = (TooManyRequests, TooManyQuestions)
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCaller:
-    """The node of a credential. It may come from a cache: operations compare the hash with the node's row."""
-
-    id: str
-    credential_hash: str
 
 
 class AuthorizedRoute(APIRoute):
@@ -122,7 +112,7 @@ async def _authorize(request: Request, rule: Rule) -> None:
         return
     secret, address = _bearer(request), request.client.host if request.client else None
     if rule.who is Who.NODE:
-        request.state.node = NodeCaller(await context.credentials.node(secret, address), hashed(secret))
+        request.state.node = await context.credentials.node(secret, address)
         return
     caller = await context.credentials.caller(secret, address)
     request.state.caller = caller

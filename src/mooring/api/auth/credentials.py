@@ -37,6 +37,14 @@ _MAX_ENTRIES = 20_000
 Known = TypeVar("Known")
 
 
+@dataclass(frozen=True, slots=True)
+class NodeCaller:
+    """The node of a credential. It may come from a cache: operations compare the hash with the node's row."""
+
+    id: str
+    credential_hash: str
+
+
 class _Cache(Generic[Known]):
     """Values by the hash of a secret. Failures are not cached.
 
@@ -78,7 +86,7 @@ class Credentials:
         self.failures = failures
         self._sign_on = sign_on
         self._callers: _Cache[Caller] = _Cache(CACHED_S)
-        self._nodes: _Cache[str] = _Cache(NODE_CACHED_S)
+        self._nodes: _Cache[NodeCaller] = _Cache(NODE_CACHED_S)
 
     async def caller(self, secret: str, address: str | None = None) -> Caller:
         """The caller of an API key or a single sign-on token.
@@ -105,8 +113,8 @@ class Credentials:
         known = self._callers.get(hashed, RENEWED_S)
         return known if known is not None else await self._caller_of(secret, hashed, address)
 
-    async def node(self, secret: str, address: str | None = None) -> str:
-        """The id of a credential's node. It may come from a cache: operations check the node's row.
+    async def node(self, secret: str, address: str | None = None) -> NodeCaller:
+        """The node of a credential.
 
         Raises:
             Unauthorized, TooManyRequests: as `caller`.
@@ -172,12 +180,12 @@ class Credentials:
         self._callers.put(hashed, caller, since, until)
         return caller
 
-    def _look_up_node(self, secret: str, hashed: str) -> str:
+    def _look_up_node(self, secret: str, hashed: str) -> NodeCaller:
         since = time.monotonic()
         with self._database.read() as session:
-            node_id = api_keys.identify_node(session, secret)
-        self._nodes.put(hashed, node_id, since)
-        return node_id
+            node = NodeCaller(api_keys.identify_node(session, secret), hashed)
+        self._nodes.put(hashed, node, since)
+        return node
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ A heartbeat alone takes no longer for that: the first one after a pause is store
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +15,8 @@ from mooring.control.nodes.heartbeats import HeartbeatOutcome, NodeHeartbeat
 
 BETWEEN_BATCHES_S: Final = 0.2
 MAX_HEARTBEATS: Final = 250  # in one batch; on SQLite all other writers wait for it
-# How long to try to store the heartbeat of a node that other transactions have locked.
+# How long to try to store the heartbeat of a node that other transactions have locked. A heartbeat that waits
+# for another reason, such as a busy server, waits on: a report instead would cost ten times as much.
 LOCKED_S: Final = 3.0
 
 Store = Callable[[Mapping[str, NodeHeartbeat]], Mapping[str, HeartbeatOutcome]]
@@ -23,7 +25,8 @@ Store = Callable[[Mapping[str, NodeHeartbeat]], Mapping[str, HeartbeatOutcome]]
 @dataclass(eq=False, slots=True)
 class _WaitingHeartbeat:
     sent: NodeHeartbeat
-    outcome: asyncio.Future[HeartbeatOutcome]
+    is_stored: asyncio.Future[bool]
+    locked_since: float | None = None
 
 
 class HeartbeatBatches:
@@ -43,15 +46,15 @@ class HeartbeatBatches:
         Raises:
             What `store` raises.
         """
-        if node_id in self._waiting:
-            return False  # one of two concurrent calls of the node
-        waiting = self._waiting[node_id] = _WaitingHeartbeat(sent, asyncio.get_running_loop().create_future())
+        if (other := self._waiting.get(node_id)) is not None:
+            # The node has lost patience with its first call, or two programs use its credential.
+            return _are_same(other.sent, sent) and await asyncio.shield(other.is_stored)
+        waiting = _WaitingHeartbeat(sent, asyncio.get_running_loop().create_future())
+        self._waiting[node_id] = waiting
         if self._task is None:
             self._task = asyncio.create_task(self._work(store))
         try:
-            return await asyncio.wait_for(waiting.outcome, LOCKED_S) is HeartbeatOutcome.STORED
-        except TimeoutError:
-            return False
+            return await waiting.is_stored
         finally:
             if self._waiting.get(node_id) is waiting:
                 del self._waiting[node_id]
@@ -70,17 +73,34 @@ class HeartbeatBatches:
             outcomes = await run_in_threadpool(store, {key: each.sent for key, each in batch.items()})
         except Exception as error:
             for waiting in batch.values():
-                if not waiting.outcome.done():
-                    waiting.outcome.set_exception(error)
+                if not waiting.is_stored.done():
+                    waiting.is_stored.set_exception(error)
             self._forget(batch)
             return
-        decided = {key: each for key, each in batch.items() if outcomes[key] is not HeartbeatOutcome.LOCKED}
+        decided = {key: each for key, each in batch.items() if _is_decided(each, outcomes[key])}
         for key, waiting in decided.items():
-            if not waiting.outcome.done():
-                waiting.outcome.set_result(outcomes[key])
+            if not waiting.is_stored.done():
+                waiting.is_stored.set_result(outcomes[key] is HeartbeatOutcome.STORED)
         self._forget(decided)
 
     def _forget(self, batch: Mapping[str, _WaitingHeartbeat]) -> None:
         for node_id, waiting in batch.items():
             if self._waiting.get(node_id) is waiting:
                 del self._waiting[node_id]
+
+
+def _are_same(first: NodeHeartbeat, second: NodeHeartbeat) -> bool:
+    """Whether they confirm the same report."""
+    without_samples = {"wait_s", "samples"}
+    return first.credential_hash == second.credential_hash and first.heartbeat.model_dump(
+        exclude=without_samples
+    ) == second.heartbeat.model_dump(exclude=without_samples)
+
+
+def _is_decided(waiting: _WaitingHeartbeat, outcome: HeartbeatOutcome) -> bool:
+    """Whether this outcome is the last. That of a locked node is, once it has been locked for `LOCKED_S`."""
+    if outcome is not HeartbeatOutcome.LOCKED:
+        return True
+    if waiting.locked_since is None:
+        waiting.locked_since = time.monotonic()
+    return time.monotonic() - waiting.locked_since > LOCKED_S

@@ -18,8 +18,8 @@ from mooring.api.auth.authorization import (
     AuthorizedRoute,
     CurrentNode,
     FrequentRoute,
-    NodeCaller,
 )
+from mooring.api.auth.credentials import NodeCaller
 from mooring.api.context import Context, Ctx
 from mooring.api.http.body import require_json_type
 from mooring.api.http.problems import invalid
@@ -69,16 +69,15 @@ Found = TypeVar("Found")
 
 def _parser_of(kind: type[Message]) -> Callable[[Request], Awaitable[Message]]:
     async def parse(request: Request) -> Message:
-        # Parsed from bytes in one pass: every node sends a report every five seconds.
-        require_json_type(request)
-        return _parsed(kind, await request.body())
+        return await _body_of(request, kind)
 
     return parse
 
 
-async def _frequent_call(kind: type[Message], request: Request) -> tuple[Message, NodeCaller, Context]:
-    """The body, the node and the context of a call of a FrequentRoute."""
-    return await _parser_of(kind)(request), request.state.node, request.app.state.context
+async def _body_of(request: Request, kind: type[Message]) -> Message:
+    """Parse the body, from bytes in one pass: every node sends a report every five seconds."""
+    require_json_type(request)
+    return _parsed(kind, await request.body())
 
 
 def _parsed(kind: type[Message], body: bytes) -> Message:
@@ -190,13 +189,12 @@ async def heartbeat(request: Request) -> Response:
     With `wait_s`, the answer waits for a change of the desired state. It comes once the heartbeat is stored,
     so a node whose heartbeats are answered does not become `unreachable`.
     """
-    body, node, context = await _frequent_call(Heartbeat, request)
-    deadline = time.monotonic() + body.wait_s
+    node, context = _caller_of(request)
     signals = context.database.signals
     with signals.subscribed(Topic.node(node.id)) as waiter:
-        sent = NodeHeartbeat(node.credential_hash, body)
-        wanted = not await context.heartbeats.stored(node.id, sent, partial(_store_heartbeats, context))
-        if not wanted and not signals.closing and (left := deadline - time.monotonic()) > 0:
+        stored, deadline = await _store_heartbeat(request, node, context)
+        wanted = not stored
+        if stored and not signals.closing and (left := deadline - time.monotonic()) > 0:
             wanted = await waiter.wait(left)
     answer = HeartbeatAnswer(
         control_plane_id=context.identity.control_plane_id,
@@ -206,6 +204,22 @@ async def heartbeat(request: Request) -> Response:
         report_wanted=wanted,
     )
     return Response(answer.model_dump_json(), media_type="application/json")
+
+
+def _caller_of(request: Request) -> tuple[NodeCaller, Context]:
+    """The node and the context of a call of a FrequentRoute."""
+    return request.state.node, request.app.state.context
+
+
+async def _store_heartbeat(request: Request, node: NodeCaller, context: Context) -> tuple[bool, float]:
+    """Store the heartbeat of this request. Returns whether it was stored, and when to answer at the latest.
+
+    Its samples are no longer in memory while the answer waits.
+    """
+    body = await _body_of(request, Heartbeat)
+    deadline = time.monotonic() + body.wait_s
+    sent = NodeHeartbeat(node.credential_hash, body)
+    return await context.heartbeats.stored(node.id, sent, partial(_store_heartbeats, context)), deadline
 
 
 def _store_heartbeats(context: Context, sent: Mapping[str, NodeHeartbeat]) -> dict[str, HeartbeatOutcome]:
@@ -223,7 +237,7 @@ async def _poll(
     """Call `read` until `is_new` accepts its result, the deadline passes or the server shuts down.
 
     Args:
-        topics: `read` is called again after a notification on one of them.
+        topics: `read` is called again after a notification on one of them, and only then.
         deadline: on the monotonic clock.
     """
     signals = context.database.signals
@@ -231,9 +245,8 @@ async def _poll(
         while True:
             found = await run_in_threadpool(read)
             left = deadline - time.monotonic()
-            if is_new(found) or signals.closing or left <= 0:
+            if is_new(found) or signals.closing or left <= 0 or not await waiter.wait(left):
                 return found
-            await waiter.wait(left)
 
 
 def _apply(context: Context, caller: NodeCaller, report: SyncRequest) -> Applied:
@@ -318,7 +331,8 @@ async def list_stream_requests(request: Request) -> Response:
     With `wait_s`, the answer waits for a stream that is not in `known`. Its cost does not depend on the
     number of instances on the node, unlike that of a report.
     """
-    query, node, context = await _frequent_call(StreamRequestsQuery, request)
+    node, context = _caller_of(request)
+    query = await _body_of(request, StreamRequestsQuery)
     found = await _poll(
         context,
         [Topic.node_streams(node.id)],
@@ -334,10 +348,7 @@ async def list_stream_requests(request: Request) -> Response:
 
 def _waiting_streams(context: Context, caller: NodeCaller, agent_session: int) -> list[StreamRequest]:
     with context.database.read() as session:
-        node = nodes.get(session, caller.id)
-        nodes.require_current_credential(node, caller.credential_hash)
-        reports.require_current_session(node, agent_session)
-        return streams.waiting(session, node.id)
+        return streams.waiting_for_agent(session, caller.id, caller.credential_hash, agent_session)
 
 
 @router.post(

@@ -1,19 +1,28 @@
 """Requests for log and exec streams: a row exists until the node connects or the user disconnects."""
 
-from sqlalchemy import delete, select
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import bindparam, delete, select
 from sqlalchemy.orm import Session
 
 from mooring.control.audit import audit_log
 from mooring.control.instances import instances
-from mooring.control.nodes import nodes
+from mooring.control.nodes import nodes, reports
 from mooring.core.access import Access
-from mooring.core.errors import NodeUnreachable, NotRunning
+from mooring.core.errors import NodeUnreachable, NotFound, NotRunning
 from mooring.core.instance.state import State
 from mooring.db.session import notify
 from mooring.db.signals import Topic
-from mooring.db.tables import Instance, Stream
+from mooring.db.tables import Instance, Node, Stream
 from mooring.db.types import now
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamRequest
+
+_WITH_NODE = (
+    select(Node.deleted_at, Node.session, Node.credential_hash, Node.next_credential_hash, Stream.request)
+    .outerjoin(Stream, Stream.node_id == Node.id)
+    .where(Node.id == bindparam("node"))
+)
 
 
 def check(session: Session, access: Access, instance_id: str, *, running: bool) -> tuple[Instance, str]:
@@ -65,6 +74,24 @@ def waiting(session: Session, node_id: str) -> list[StreamRequest]:
     """The requested streams to which the node has not connected yet."""
     rows = session.scalars(select(Stream).where(Stream.node_id == node_id))
     return [StreamRequest.model_validate(row.request) for row in rows]
+
+
+def waiting_for_agent(
+    session: Session, node_id: str, credential_hash: str, agent_session: int
+) -> list[StreamRequest]:
+    """The same, for an agent that asks all the time: in one small query, without loading the node.
+
+    Raises:
+        NotFound: the node is deleted.
+        Unauthorized: the credential was replaced.
+        StaleSession: the node has a newer agent.
+    """
+    rows: Sequence[Any] = session.execute(_WITH_NODE, {"node": node_id}).all()
+    if not rows or rows[0].deleted_at is not None:
+        raise NotFound(f"no node {node_id}")
+    nodes.require_current_credential(rows[0], credential_hash)
+    reports.require_current_session(rows[0], agent_session)
+    return [StreamRequest.model_validate(row.request) for row in rows if row.request is not None]
 
 
 def forget(session: Session, stream_id: str) -> None:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
-from pydantic_core import to_jsonable_python
 from sqlalchemy import Row, bindparam, select, update
 from sqlalchemy.orm import Session
 
@@ -76,7 +75,7 @@ def _update(session: Session, rows: Sequence[Row[Any]], heartbeats: Mapping[str,
     for row in rows:
         if samples := heartbeats[row.id].heartbeat.samples:
             own = (row.approved or {}).get(approval.GPUS) or {}
-            read = [each for each in to_jsonable_python(samples) if each["uuid"] in own]
+            read = [each for each in samples if each.uuid in own]
             with_samples.append({"of": row.id, "at": at, "read": read})
         else:
             others.append({"of": row.id, "at": at})

@@ -5,7 +5,7 @@ from datetime import timedelta
 from secrets import token_urlsafe
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
 from mooring.control import concurrency, events, locks, revisions
@@ -69,7 +69,7 @@ def authenticate(node: Node, credential_hash: str) -> None:
         node.credential_hash, node.next_credential_hash, node.renewal_due = credential_hash, None, False
 
 
-def require_current_credential(node: Node, credential_hash: str) -> None:
+def require_current_credential(node: Node | Row[Any], credential_hash: str) -> None:
     """Raises Unauthorized if the credential was replaced."""
     if credential_hash not in {node.credential_hash, node.next_credential_hash}:
         raise Unauthorized("this credential was replaced by a newer one")

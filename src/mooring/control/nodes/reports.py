@@ -95,7 +95,7 @@ def _locked(session: Session, node_id: str, credential_hash: str, report: SyncRe
     return node
 
 
-def require_current_session(node: Node, number: int) -> None:
+def require_current_session(node: Node | Row[Any], number: int) -> None:
     """Raises StaleSession when the node has a newer agent."""
     if number < node.session:
         raise StaleSession("another agent with this node's identity has started since; this one must stop")
