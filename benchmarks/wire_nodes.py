@@ -24,7 +24,7 @@ from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.schemas.agent import SyncRequest
 
 JOINING = 4
-STREAMS_WAIT_S = 27.0
+STREAMS_WAIT_S = 45.0
 WITHIN_S = 20.0
 
 

@@ -65,6 +65,7 @@ class TinyControlPlane:
     heartbeats: list[Heartbeat] = field(default_factory=list)
     heartbeat_node_id: str = "nod_1"
     heartbeat_status: int = 200
+    failed_heartbeats: int = 0  # answered with another status
 
     def wants(
         self,
@@ -211,6 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._model(plane.stream_requests(StreamRequestsQuery.model_validate_json(body)))
         elif self.path == "/agent/v1/heartbeat" and plane.heartbeat_status != 200:
+            plane.failed_heartbeats += 1
             self._answer(plane.heartbeat_status, b'{"code": "not_found"}')
         elif self.path == "/agent/v1/heartbeat":
             self._model(plane.heartbeat(Heartbeat.model_validate_json(body)))

@@ -16,7 +16,7 @@ from mooring.agent.sync.identity import NodeIdentity
 from mooring.agent.sync.tasks import Signal, Tasks
 from mooring.schemas.agent_streams import StreamRequest, StreamRequests, StreamRequestsQuery
 
-WAIT_S: Final = 30.0  # proxies end an idle connection after a minute
+WAIT_S: Final = 50.0  # proxies end an idle connection after a minute
 
 log = logging.getLogger(__name__)
 

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
-from sqlalchemy import Row, bindparam, select, update
+from sqlalchemy import Row, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from mooring.control.nodes import approval
+from mooring.core.gpu import Sample
 from mooring.db.tables import Node
-from mooring.db.types import now
+from mooring.db.types import Json, now
 from mooring.schemas.agent import Heartbeat
 
 
@@ -32,12 +33,11 @@ _COMPARED: Final[tuple[Any, ...]] = (
     Node.id, Node.credential_hash, Node.session, Node.seq, Node.generation, Node.revision, Node.renewal_due,
     Node.deleted_at, Node.approved,
 )  # fmt: skip
-_SAME_SAMPLES = (
-    update(Node)
-    .where(Node.id == bindparam("of"))
-    .values(heartbeats=Node.heartbeats + 1, last_heartbeat_at=bindparam("at"))
-)
-_NEW_SAMPLES = _SAME_SAMPLES.values(samples=bindparam("read"))
+_CONFIRMED = update(Node).values(heartbeats=Node.heartbeats + 1, last_heartbeat_at=bindparam("at"))
+_SAME_SAMPLES = _CONFIRMED.where(Node.id.in_(bindparam("ids", expanding=True)))
+# One statement with the samples of all nodes, by id: a statement for each would be most of the cost.
+_READ = func.json_each(bindparam("read", type_=Json)).table_valued("key", "value").alias("read")
+_NEW_SAMPLES = _CONFIRMED.values(samples=_READ.c.value).where(Node.id == _READ.c.key)
 
 
 def store(session: Session, heartbeats: Mapping[str, NodeHeartbeat]) -> dict[str, HeartbeatOutcome]:
@@ -70,16 +70,14 @@ def _is_current(row: Row[Any], caller: NodeHeartbeat) -> bool:
 
 
 def _update(session: Session, rows: Sequence[Row[Any]], heartbeats: Mapping[str, NodeHeartbeat]) -> None:
-    at = now()
-    with_samples, others = [], []
+    read: dict[str, list[Sample]] = {}
     for row in rows:
         if samples := heartbeats[row.id].heartbeat.samples:
             own = (row.approved or {}).get(approval.GPUS) or {}
-            read = [each for each in samples if each.uuid in own]
-            with_samples.append({"of": row.id, "at": at, "read": read})
-        else:
-            others.append({"of": row.id, "at": at})
-    connection = session.connection()
-    for statement, values in ((_NEW_SAMPLES, with_samples), (_SAME_SAMPLES, others)):
-        if values:
-            connection.execute(statement, values)
+            read[row.id] = [each for each in samples if each.uuid in own]
+    others = [row.id for row in rows if row.id not in read]
+    connection, at = session.connection(), now()
+    if read:
+        connection.execute(_NEW_SAMPLES, {"at": at, "read": read})
+    if others:
+        connection.execute(_SAME_SAMPLES, {"at": at, "ids": others})

@@ -24,7 +24,7 @@ from mooring.db.tables import Allocation, Gpu, Instance, Node
 from mooring.scheduler.model import GpuAllocation, GpuView, MigView, NodeView, Running
 
 # Each node is read this often even if its revision did not change. Each refresh reads a part of the nodes.
-FULL_REFRESH_S = 30.0
+FULL_REFRESH_S = 120.0
 _UNKNOWN = -1
 
 
