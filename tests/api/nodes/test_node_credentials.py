@@ -4,7 +4,11 @@ import json
 from pathlib import Path
 
 import httpx
+import pytest
+from pydantic import SecretStr
 
+from mooring.agent.sync.client import SESSION_CALL, ControlPlaneClient, CredentialRejected, Unreachable
+from mooring.agent.sync.identity import NodeIdentity
 from mooring.core import credentials
 from mooring.db.tables import Node
 from tests.api.conftest import Sandbox
@@ -60,6 +64,38 @@ def test_only_hashes_are_stored(service: RunningService, client: Client, node: W
         row = session.get_one(Node, node.id)
         assert row.next_credential_hash == credentials.hashed(new)
         assert row.credential_hash == credentials.hashed(node.identity.credential)
+
+
+def _renewed(node: WireNode) -> tuple[ControlPlaneClient, NodeIdentity]:
+    """The client of an agent that has renewed its credential and has not used the new one."""
+    made = ControlPlaneClient(str(node.http.base_url))
+    joined = NodeIdentity.from_answer(node.identity, SecretStr(node.identity.credential))
+    made.identify(joined)
+    identity = made.renewed(joined)
+    made.identify(identity)
+    return made, identity
+
+
+def test_an_agent_whose_new_credential_was_replaced_uses_the_one_before(node: WireNode) -> None:
+    """A request that was repeated on its way replaces the answered credential before its first use."""
+    agent, identity = _renewed(node)
+    post_renewal(node)  # the repeated request
+    with pytest.raises(Unreachable):
+        agent.call(SESSION_CALL)
+    assert agent.call(SESSION_CALL).node_id == node.id
+    assert agent.renewed(identity).former_credential == SecretStr(node.identity.credential)
+    agent.close()
+
+
+def test_an_agent_ends_if_neither_of_its_credentials_is_valid(node: WireNode) -> None:
+    agent, identity = _renewed(node)
+    unknown = {name: SecretStr(f"mn_{name}") for name in ("credential", "former_credential")}
+    agent.identify(identity.model_copy(update=unknown))
+    with pytest.raises(Unreachable):
+        agent.call(SESSION_CALL)
+    with pytest.raises(CredentialRejected):
+        agent.call(SESSION_CALL)
+    agent.close()
 
 
 def test_an_agent_renews_and_stores_its_credential(client: Client, tmp_path: Path) -> None:

@@ -211,8 +211,7 @@ class Agent:
     def _renew_credential(self) -> None:
         # Saved before its first use, which revokes the old one: a restarted agent needs a valid credential.
         with self._renewal_lock:
-            credential = self._control_plane.renew_credential()
-            self._identity = self._identity.model_copy(update={"credential": credential})
+            self._identity = self._control_plane.renewed(self._identity)
             self._directory.save_renewed(self._identity)
             self._control_plane.identify(self._identity)
 

@@ -98,11 +98,13 @@ class ControlPlaneClient:
         self._require_secure(self._url)
         self._client = http or blocking_client(self._url)
         self._credential: SecretStr | None = None
+        self._former: SecretStr | None = None
         self._node_id: str | None = None
 
     def identify(self, identity: NodeIdentity) -> None:
         """Use this node's credential for all further calls, and accept only answers for this node."""
-        self._credential, self._node_id = identity.credential, identity.node_id
+        self._credential, self._former = identity.credential, identity.former_credential
+        self._node_id = identity.node_id
 
     def join(self, token: str, node_name: str, hostname: str, credential: SecretStr) -> JoinAnswer:
         """Safe to repeat with the same credential. An earlier release returns another one."""
@@ -113,6 +115,11 @@ class ControlPlaneClient:
             credential_hash=hashed(credential.get_secret_value()),
         )
         return self.call(AgentCall("/agent/v1/join", request, JoinAnswer))
+
+    def renewed(self, identity: NodeIdentity) -> NodeIdentity:
+        """The same node with a new credential, valid at once. Its first use revokes the present one."""
+        present, renewed = self._credential, self.renew_credential()
+        return identity.model_copy(update={"credential": renewed, "former_credential": present})
 
     def renew_credential(self) -> SecretStr:
         """A new credential, valid at once. Its first use revokes the present one."""
@@ -169,7 +176,10 @@ class ControlPlaneClient:
         except CredentialRejected:
             if credential_used is not self._credential:
                 raise Unreachable("the credential was renewed during the call") from None
-            raise
+            if self._former is None:
+                raise
+            self._credential, self._former = self._former, None
+            raise Unreachable("the newest credential is not known: the one before it is used again") from None
         try:
             # Unknown fields of a newer release are ignored, also inside a spec.
             answer = call.shape.model_validate_json(response.content, extra="ignore", strict=False)

@@ -48,6 +48,9 @@ class NodeIdentity(BaseModel):
     node_name: str
     credential: SecretStr
     control_plane_id: str
+    # The one before the last renewal. It is used if the control plane does not know the newest one: a request
+    # for a renewal that was repeated on its way has replaced that, or an older database was restored.
+    former_credential: SecretStr | None = None
 
     @classmethod
     def from_answer(cls, answer: JoinAnswer, credential: SecretStr) -> "NodeIdentity":
@@ -56,9 +59,9 @@ class NodeIdentity(BaseModel):
             answer.model_dump() | {"credential": answer.credential or credential.get_secret_value()}
         )
 
-    @field_serializer("credential", when_used="json")
-    def _plain_credential(self, credential: SecretStr) -> str:
-        return credential.get_secret_value()
+    @field_serializer("credential", "former_credential", when_used="json")
+    def _plain_credential(self, credential: SecretStr | None) -> str | None:
+        return credential.get_secret_value() if credential else None
 
 
 def identities(state_dir: Path) -> list[NodeIdentity]:
