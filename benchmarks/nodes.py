@@ -26,8 +26,8 @@ MEASURE_S = 40.0
 CREATE_EVERY_S = 0.2
 READS_FOR_EACH = 4
 HEARTBEAT, REPORT = "/agent/v1/heartbeat", "/agent/v1/sync"
-CPU_FOR_EACH_MS = 1.0  # with MANY nodes; with few, the loops and the batches are most of it
-MANY = NODES_ON_A_CORE = 3000
+NODES_ON_A_CORE = 3000
+CPU_FOR_EACH_MS = 1.0  # with so many nodes; with few, the loops and the batches are most of it
 REPORTS_UP_TO = 300  # nodes: their reports alone take half a core
 
 
@@ -72,7 +72,7 @@ def _measured(size: int, database: str, replicas: int) -> bool:
     served = verdict(
         "nodes that one core serves", size / heartbeats.share, NODES_ON_A_CORE, "", at_least=True
     )
-    if size < MANY:
+    if size < NODES_ON_A_CORE:
         return served
     return verdict("CPU of a heartbeat", heartbeats.each_ms, CPU_FOR_EACH_MS, " ms") and served
 

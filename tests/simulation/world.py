@@ -251,8 +251,8 @@ class World:
     # --- faults that need the database
 
     def request_renewal(self, node: Node) -> None:
-        # A twin keeps the credential that it has copied, and a restored database knows no newer one: such a
-        # node must join again (docs/operating.md).
+        # A twin keeps the credential that it has copied, and a restored database may know neither of a
+        # node's two: such a node must join again (docs/operating.md).
         if self.database_is_frozen or node.has_twins or self._backup is not None or self.was_restored:
             return
         self.has_renewed = True

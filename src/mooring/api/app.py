@@ -55,7 +55,7 @@ def create_app(context: Context) -> FastAPI:
 def _operations() -> tuple[BaseRoute, ...]:
     """Return the routes of all operations. FastAPI takes 0.1 s to analyze them: once per process."""
     router = APIRouter()
-    router.include_router(agent.frequent)  # first: the routes are searched in this order
+    router.include_router(agent.frequent)
     for module in (
         instances, instance_groups, reservations, queue, streams, nodes, gpus, events, projects, users,
         api_keys, me, secrets, registries, audit, service, agent, docs,

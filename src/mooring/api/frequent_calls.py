@@ -1,9 +1,9 @@
 """Answers the calls that every node makes all the time (`FrequentRoute`) without FastAPI's layers.
 
 With thousands of nodes, nearly all requests are such calls, and thousands of them wait at any time. The
-layers of FastAPI and Starlette around an operation took a quarter of the CPU of such a call, and most of the
-memory of one that waits. What protects the server is the same as for other calls: `Edge`, the error handlers
-and the authorization.
+layers of FastAPI and Starlette around an operation took much of the CPU of such a call, and most of the
+memory of one that waits (docs/decisions/0028-heartbeats.md). What protects the server is the same as for
+other calls: `Edge`, the error handlers and the authorization.
 """
 
 from fastapi import FastAPI

@@ -99,14 +99,15 @@ def test_an_agent_ends_if_neither_of_its_credentials_is_valid(node: WireNode) ->
 
 
 def test_an_agent_renews_and_stores_its_credential(client: Client, tmp_path: Path) -> None:
-    def on_disk() -> str:
-        return str(json.loads((tmp_path / "node.json").read_text())["credential"])
+    def on_disk(name: str = "credential") -> str:
+        return str(json.loads((tmp_path / "node.json").read_text())[name])
 
     with simulated_node(client, tmp_path, "renews") as node:
         wait_until(lambda: client.get(f"/v1/nodes/{node.id}").json()["state"] == "ready")
         old = on_disk()
         assert client.post(f"/v1/nodes/{node.id}/renew-credential").status_code == 202
         wait_until(lambda: on_disk() != old)
+        assert on_disk("former_credential") == old
         made = client.create(gpus={"count": 1})
         client.wait(made["id"], "running")
         rejected = httpx.post(

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from mooring.control.nodes.heartbeats import HeartbeatOutcome, NodeHeartbeat
 from mooring.db.tables import Gpu, Instance, Node
 from mooring.schemas.agent import Assignment, Heartbeat
 from tests.nodes import WireNode, observed
+from tests.problems import problem
 from tests.service import Client, RunningService, running, settings_for
 
 pytestmark = pytest.mark.both_databases
@@ -184,6 +186,19 @@ def test_a_locked_node_does_not_delay_the_heartbeats_of_others(
             outcomes = heartbeats.store(inner, sent)
     assert outcomes == {reported.id: HeartbeatOutcome.LOCKED, other.id: HeartbeatOutcome.STORED}
     other.close()
+
+
+def test_the_calls_that_nodes_make_all_the_time_have_the_limits_of_others(reported: WireNode) -> None:
+    """They bypass FastAPI, but not what protects the server."""
+    long, chunks = "x" * (1024 * 1024 + 1), iter([b"x" * 1024 * 1024, b"x"])
+    for content in (long, chunks):
+        json_type = {"Content-Type": "application/json"}
+        answer = reported.http.post("/agent/v1/stream-requests", content=content, headers=json_type)
+        problem(answer, 413, "body_too_large")
+    problem(reported.http.post("/agent/v1/heartbeat", content=b"{}"), 415, "unsupported_media_type")
+    problem(reported.http.post("/agent/v1/heartbeat?x=%00", json={}), 400, "bad_request")
+    problem(reported.http.get("/agent/v1/heartbeat"), 405, "method_not_allowed")
+    problem(httpx.post(f"{reported.http.base_url}/agent/v1/heartbeat", json={}), 401, "unauthorized")
 
 
 def test_a_heartbeat_that_cannot_be_stored_is_answered_503(

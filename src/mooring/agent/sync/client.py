@@ -118,13 +118,10 @@ class ControlPlaneClient:
 
     def renewed(self, identity: NodeIdentity) -> NodeIdentity:
         """The same node with a new credential, valid at once. Its first use revokes the present one."""
-        present, renewed = self._credential, self.renew_credential()
-        return identity.model_copy(update={"credential": renewed, "former_credential": present})
-
-    def renew_credential(self) -> SecretStr:
-        """A new credential, valid at once. Its first use revokes the present one."""
+        present = self._credential
         answer = self.call(AgentCall("/agent/v1/credential", None, CredentialAnswer))
-        return SecretStr(answer.credential)
+        renewed = {"credential": SecretStr(answer.credential), "former_credential": present}
+        return identity.model_copy(update=renewed)
 
     def start_secrets(self, instance_id: str, attempt: int, *, session: int) -> StartSecrets:
         """The secrets of an attempt, available while this node may start it."""

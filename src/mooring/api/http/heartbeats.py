@@ -48,7 +48,7 @@ class HeartbeatBatches:
         """
         if (other := self._waiting.get(node_id)) is not None:
             # The node has lost patience with its first call, or two programs use its credential.
-            return _are_same(other.sent, sent) and await asyncio.shield(other.is_stored)
+            return other.sent.confirms_the_same_as(sent) and await asyncio.shield(other.is_stored)
         waiting = _WaitingHeartbeat(sent, asyncio.get_running_loop().create_future())
         self._waiting[node_id] = waiting
         if self._task is None:
@@ -87,14 +87,6 @@ class HeartbeatBatches:
         for node_id, waiting in batch.items():
             if self._waiting.get(node_id) is waiting:
                 del self._waiting[node_id]
-
-
-def _are_same(first: NodeHeartbeat, second: NodeHeartbeat) -> bool:
-    """Whether they confirm the same report."""
-    without_samples = {"wait_s", "samples"}
-    return first.credential_hash == second.credential_hash and first.heartbeat.model_dump(
-        exclude=without_samples
-    ) == second.heartbeat.model_dump(exclude=without_samples)
 
 
 def _is_decided(waiting: _WaitingHeartbeat, outcome: HeartbeatOutcome) -> bool:

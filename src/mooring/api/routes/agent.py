@@ -192,7 +192,7 @@ async def heartbeat(request: Request) -> Response:
     node, context = _caller_of(request)
     signals = context.database.signals
     with signals.subscribed(Topic.node(node.id)) as waiter:
-        stored, deadline = await _store_heartbeat(request, node, context)
+        stored, deadline = await _store_in_batch(request, node, context)
         wanted = not stored
         if stored and not signals.closing and (left := deadline - time.monotonic()) > 0:
             wanted = await waiter.wait(left)
@@ -211,18 +211,18 @@ def _caller_of(request: Request) -> tuple[NodeCaller, Context]:
     return request.state.node, request.app.state.context
 
 
-async def _store_heartbeat(request: Request, node: NodeCaller, context: Context) -> tuple[bool, float]:
+async def _store_in_batch(request: Request, node: NodeCaller, context: Context) -> tuple[bool, float]:
     """Store the heartbeat of this request. Returns whether it was stored, and when to answer at the latest.
 
-    Its samples are no longer in memory while the answer waits.
+    A function of its own, so that the samples are no longer in memory while the answer waits.
     """
     body = await _body_of(request, Heartbeat)
     deadline = time.monotonic() + body.wait_s
     sent = NodeHeartbeat(node.credential_hash, body)
-    return await context.heartbeats.stored(node.id, sent, partial(_store_heartbeats, context)), deadline
+    return await context.heartbeats.stored(node.id, sent, partial(_store_batch, context)), deadline
 
 
-def _store_heartbeats(context: Context, sent: Mapping[str, NodeHeartbeat]) -> dict[str, HeartbeatOutcome]:
+def _store_batch(context: Context, sent: Mapping[str, NodeHeartbeat]) -> dict[str, HeartbeatOutcome]:
     with context.database.write() as session:
         return heartbeats.store(session, sent)
 
@@ -278,7 +278,7 @@ def _answer(context: Context, node_id: str, report: SyncRequest, revision: int |
 
 def _reporting_node(session: Session, node_id: str, report: SyncRequest) -> Node:
     node = nodes.get(session, node_id)
-    reports.require_current_session(node, report.session)
+    nodes.require_current_session(node, report.session)
     return node
 
 

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from mooring.control.audit import audit_log
 from mooring.control.instances import instances
-from mooring.control.nodes import nodes, reports
+from mooring.control.nodes import nodes
 from mooring.core.access import Access
 from mooring.core.errors import NodeUnreachable, NotFound, NotRunning
 from mooring.core.instance.state import State
@@ -18,7 +18,7 @@ from mooring.db.tables import Instance, Node, Stream
 from mooring.db.types import now
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamRequest
 
-_WITH_NODE = (
+_NODE_AND_REQUESTS = (
     select(Node.deleted_at, Node.session, Node.credential_hash, Node.next_credential_hash, Stream.request)
     .outerjoin(Stream, Stream.node_id == Node.id)
     .where(Node.id == bindparam("node"))
@@ -79,18 +79,18 @@ def waiting(session: Session, node_id: str) -> list[StreamRequest]:
 def waiting_for_agent(
     session: Session, node_id: str, credential_hash: str, agent_session: int
 ) -> list[StreamRequest]:
-    """The same, for an agent that asks all the time: in one small query, without loading the node.
+    """As `waiting`, with checks of the calling agent, in one small query: agents ask all the time.
 
     Raises:
         NotFound: the node is deleted.
         Unauthorized: the credential was replaced.
         StaleSession: the node has a newer agent.
     """
-    rows: Sequence[Any] = session.execute(_WITH_NODE, {"node": node_id}).all()
+    rows: Sequence[Any] = session.execute(_NODE_AND_REQUESTS, {"node": node_id}).all()
     if not rows or rows[0].deleted_at is not None:
         raise NotFound(f"no node {node_id}")
     nodes.require_current_credential(rows[0], credential_hash)
-    reports.require_current_session(rows[0], agent_session)
+    nodes.require_current_session(rows[0], agent_session)
     return [StreamRequest.model_validate(row.request) for row in rows if row.request is not None]
 
 

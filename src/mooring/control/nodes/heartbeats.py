@@ -22,6 +22,15 @@ class NodeHeartbeat:
     credential_hash: str
     heartbeat: Heartbeat
 
+    def confirms_the_same_as(self, other: "NodeHeartbeat") -> bool:
+        """Whether both confirm the same report; samples and waits may differ."""
+        one, two = self.heartbeat, other.heartbeat
+        return (
+            self.credential_hash == other.credential_hash
+            and (one.session, one.seq) == (two.session, two.seq)
+            and (one.generation, one.revision) == (two.generation, two.revision)
+        )
+
 
 class HeartbeatOutcome(Enum):
     STORED = auto()

@@ -19,6 +19,7 @@ from mooring.core.errors import (
     FactsChangedAgain,
     NodeInUse,
     NotFound,
+    StaleSession,
     Unauthorized,
     UnknownProject,
 )
@@ -73,6 +74,12 @@ def require_current_credential(node: Node | Row[Any], credential_hash: str) -> N
     """Raises Unauthorized if the credential was replaced."""
     if credential_hash not in {node.credential_hash, node.next_credential_hash}:
         raise Unauthorized("this credential was replaced by a newer one")
+
+
+def require_current_session(node: Node | Row[Any], number: int) -> None:
+    """Raises StaleSession when the node has a newer agent."""
+    if number < node.session:
+        raise StaleSession("another agent with this node's identity has started since; this one must stop")
 
 
 def renew_credential(

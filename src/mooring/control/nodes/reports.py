@@ -13,7 +13,7 @@ from mooring.control.events import EventKind
 from mooring.control.instances import durations, instances, preemption
 from mooring.control.nodes import approval, gpus, node_loss, nodes
 from mooring.core.access import Access, Caller, Permission
-from mooring.core.errors import StaleSession, Unauthorized
+from mooring.core.errors import Unauthorized
 from mooring.core.instance import run_times
 from mooring.core.instance.state import HOLDS_GPUS, DesiredState, Phase, Reason, State, after_report
 from mooring.db.session import notify
@@ -91,14 +91,8 @@ def _locked(session: Session, node_id: str, credential_hash: str, report: SyncRe
     if node is None or node.deleted_at is not None:
         raise Unauthorized("this node was deleted; join it again with a new token")
     nodes.authenticate(node, credential_hash)
-    require_current_session(node, report.session)
+    nodes.require_current_session(node, report.session)
     return node
-
-
-def require_current_session(node: Node | Row[Any], number: int) -> None:
-    """Raises StaleSession when the node has a newer agent."""
-    if number < node.session:
-        raise StaleSession("another agent with this node's identity has started since; this one must stop")
 
 
 def _apply_new(session: Session, node: Node, report: SyncRequest) -> Sequence[str]:

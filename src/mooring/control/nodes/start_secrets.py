@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from mooring.control import locks
 from mooring.control.audit import audit_log
 from mooring.control.instances import instances
-from mooring.control.nodes import nodes, reports
+from mooring.control.nodes import nodes
 from mooring.control.nodes.assignments import is_startable
 from mooring.control.tenants import registries, secrets
 from mooring.control.tenants.encryption import Encryptor
@@ -50,7 +50,7 @@ def hand_out(
     if node is None or node.deleted_at is not None:
         raise Unauthorized("this node was deleted; join it again with a new token")
     nodes.authenticate(node, credential_hash)
-    reports.require_current_session(node, request.session)
+    nodes.require_current_session(node, request.session)
     row = locks.instances(session, [instance_id]).get(instance_id)
     if row is None or not _is_to_start(row, node, request.attempt):
         raise NotFound(f"this node has no attempt {request.attempt} of {instance_id} to start")
