@@ -22,8 +22,6 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DisconnectionError
 
-from mooring.db.types import as_json
-
 STATEMENT_TIMEOUT_S: Final = 15
 LOCK_TIMEOUT_S: Final = 10
 # The server ends the transaction of a process that hangs, which would hold back all later events.
@@ -147,7 +145,6 @@ def new_engine(url: URL, pool_size: int, availability: Availability) -> Engine:
         pool_size=pool_size,
         max_overflow=pool_size,
         pool_timeout=POOL_TIMEOUT_S,
-        json_serializer=as_json,
         hide_parameters=True,  # errors are logged, and values may hold env or command output
         connect_args={**connection_parameters(), "options": f"{timeouts} -c timezone=UTC"},
     )

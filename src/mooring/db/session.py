@@ -22,7 +22,6 @@ from sqlalchemy.orm import Session
 from mooring.db import failures, postgresql
 from mooring.db.file_lock import FileLock, file_of
 from mooring.db.signals import AnyTopic, Signals
-from mooring.db.types import as_json
 
 log = logging.getLogger(__name__)
 
@@ -200,12 +199,7 @@ _NOTIFY = text(
 
 def _sqlite_engine(url: URL) -> Engine:
     engine = create_engine(
-        url,
-        connect_args={"timeout": 10},
-        pool_size=40,
-        max_overflow=20,
-        hide_parameters=True,
-        json_serializer=as_json,
+        url, connect_args={"timeout": 10}, pool_size=40, max_overflow=20, hide_parameters=True
     )
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)

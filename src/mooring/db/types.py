@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from pydantic_core import to_json
 from sqlalchemy import BigInteger, DateTime, Dialect, Integer, String
 from sqlalchemy.types import JSON, TypeDecorator
 from ulid import ULID
@@ -21,11 +20,6 @@ def now() -> datetime:
 def new_id(prefix: str) -> str:
     """A new id such as `ins_01k…` (see core/ids.py)."""
     return f"{prefix}_{str(ULID.from_timestamp(CLOCK.time())).lower()}"
-
-
-def as_json(value: object) -> str:
-    """The text of a JSON column, faster than by `json`. A value may contain pydantic's models."""
-    return to_json(value).decode()
 
 
 class UtcDateTime(TypeDecorator[datetime]):

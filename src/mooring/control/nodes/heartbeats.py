@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
+from pydantic_core import to_json
 from sqlalchemy import Row, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from mooring.control.nodes import approval
 from mooring.core.gpu import Sample
 from mooring.db.tables import Node
-from mooring.db.types import Json, now
+from mooring.db.types import now
 from mooring.schemas.agent import Heartbeat
 
 
@@ -44,8 +45,8 @@ _COMPARED: Final[tuple[Any, ...]] = (
 )  # fmt: skip
 _CONFIRMED = update(Node).values(heartbeats=Node.heartbeats + 1, last_heartbeat_at=bindparam("at"))
 _SAME_SAMPLES = _CONFIRMED.where(Node.id.in_(bindparam("ids", expanding=True)))
-# One statement with the samples of all nodes, by id: a statement for each would be most of the cost.
-_READ = func.json_each(bindparam("read", type_=Json)).table_valued("key", "value").alias("read")
+# One statement with the samples of all nodes as JSON, by id: a statement for each would be most of the cost.
+_READ = func.json_each(bindparam("read")).table_valued("key", "value").alias("read")
 _NEW_SAMPLES = _CONFIRMED.values(samples=_READ.c.value).where(Node.id == _READ.c.key)
 
 
@@ -87,6 +88,6 @@ def _update(session: Session, rows: Sequence[Row[Any]], heartbeats: Mapping[str,
     others = [row.id for row in rows if row.id not in read]
     connection, at = session.connection(), now()
     if read:
-        connection.execute(_NEW_SAMPLES, {"at": at, "read": read})
+        connection.execute(_NEW_SAMPLES, {"at": at, "read": to_json(read).decode()})
     if others:
         connection.execute(_SAME_SAMPLES, {"at": at, "ids": others})
