@@ -183,7 +183,7 @@ class Cluster:
 
     def settle(self) -> None:
         """Freeze the garbage collector, as the scheduling loop does after it has loaded all nodes."""
-        freeze_gc(tuple(self._nodes.values()))
+        freeze_gc()
 
     def end_some(self) -> None:
         """End random instances until no more than `FILLED` is allocated."""

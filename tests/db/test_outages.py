@@ -1,6 +1,8 @@
 """No call to PostgreSQL waits without end, and a lost LISTEN connection is replaced."""
 
+import gc
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -83,6 +85,24 @@ def test_a_call_that_waits_when_the_server_freezes_fails(
         assert len(failures) == 1
         wait_until(lambda: not database.availability.is_down, 20)
         assert _query(database, "SELECT 1") == [1]
+
+
+def test_a_connection_lost_during_a_large_query_leaves_nothing_open(database: Database) -> None:
+    """The warning of an open cursor would fail any later test, in which the cursor is collected."""
+    large = text("SELECT generate_series(1, 1000)").execution_options(yield_per=10)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for lost_before_close in (False, True):
+            with pytest.raises(OperationalError), database.read() as session:
+                pid = session.scalar(text("SELECT pg_backend_pid()"))
+                result = session.execute(large) if lost_before_close else None
+                assert _query(database, f"SELECT pg_terminate_backend({pid}, 10000)::int") == [1]
+                if result is not None:
+                    result.close()  # SQLAlchemy hides that it fails
+                session.execute(large)
+            del session, result
+        gc.collect()
+    assert caught == []
 
 
 def test_a_lost_listening_connection_is_replaced_without_an_outage(database: Database) -> None:

@@ -91,6 +91,18 @@ class BoundedConnection(psycopg.Connection[Any]):
                 return answer
 
 
+class _ServerCursor(psycopg.ServerCursor[Any]):
+    """A cursor of the server, for large results."""
+
+    def __del__(self, *warn: Any) -> None:
+        """As in psycopg, warn of an open cursor, unless its connection was lost: nothing is left to close.
+
+        SQLAlchemy does not close the cursors of such a connection.
+        """
+        if not self.connection.closed:
+            super().__del__(*warn)
+
+
 def _resumed(first: Any, gen: PQGen[Result]) -> PQGen[Result]:
     """The generator from its first step on."""
     step = first
@@ -153,6 +165,7 @@ def new_engine(url: URL, pool_size: int, availability: Availability) -> Engine:
         availability.require()
         connection = BoundedConnection.connect(*args, **parameters)
         connection.availability = availability
+        connection.server_cursor_factory = _ServerCursor
         return connection
 
     event.listen(engine, "do_connect", connect)

@@ -28,12 +28,12 @@ LOST = Reason(
 
 # Limit of changed instances per transaction. Each takes 1 ms, and on SQLite all other writers wait for that.
 CHANGES_AT_ONCE: Final = 8
-# The columns that `_may_change` compares.
-_COMPARED: Final = (
+# What `_may_change` compares of the placed instances.
+_PLACED: Final = select(
     Instance.id, Instance.attempt, Instance.state, Instance.desired_state, Instance.node_generation,
     Instance.started_at, Instance.container_id, Instance.image_digest, Instance.exit_code, Instance.endpoints,
     Instance.reason,
-)  # fmt: skip
+).where(Instance.deleted_at.is_(None), Instance.state.in_(HOLDS_GPUS))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +196,7 @@ def _placed(session: Session, node: Node, ids: Sequence[str] | None = None) -> S
     Nearly all are unchanged. Reading 100 complete rows takes much longer, and on SQLite all writers would
     wait for it.
     """
-    query = select(*_COMPARED).where(
-        Instance.node_id == node.id, Instance.deleted_at.is_(None), Instance.state.in_(HOLDS_GPUS)
-    )
+    query = _PLACED.where(Instance.node_id == node.id)
     if ids is not None:
         query = query.where(Instance.id.in_(ids))
     return session.execute(query).all()

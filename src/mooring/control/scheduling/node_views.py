@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Row, Text, cast, select
 from sqlalchemy.orm import Session
@@ -26,6 +26,39 @@ from mooring.scheduler.model import GpuAllocation, GpuView, MigView, NodeView, R
 # Each node is read this often even if its revision did not change. Each refresh reads a part of the nodes.
 FULL_REFRESH_S = 120.0
 _UNKNOWN = -1
+
+# Built once: building them takes as long as their execution, and they are executed all the time.
+_REVISIONS: Final = select(Node.id, Node.revision).where(Node.deleted_at.is_(None), Node.facts.is_not(None))
+_NODES: Final = (
+    select(
+        Node.id, Node.name, Node.silent, Node.problem, Node.draining, Node.cordoned, Node.facts,
+        Node.reserved_for, Node.orphans,
+    )
+    .where(Node.deleted_at.is_(None), Node.facts.is_not(None))
+    .order_by(Node.id)
+)  # fmt: skip
+_ALLOCATIONS: Final = (
+    select(
+        Allocation.instance_id, Allocation.gpu_uuid, Allocation.milli, Allocation.mig_uuid,
+        Allocation.lost_node_id,
+    )
+    .where(Allocation.to_at.is_(None))
+    .order_by(Allocation.id)
+)  # fmt: skip
+_RUNNING: Final = (
+    select(
+        Instance.id, Instance.project_id, Instance.node_id, Instance.group_id, Instance.cpu_milli,
+        Instance.memory_mib, Instance.disk_mib, Instance.priority, Instance.preemptible, Instance.created_at,
+        Instance.scheduled_at, Instance.expires_at, durations.COLUMN, Instance.stop_timeout_s, Instance.state,
+        Instance.placed_as,
+    )
+    .where(Instance.state.in_(HOLDS_GPUS), Instance.deleted_at.is_(None))
+    .order_by(Instance.id)
+)  # fmt: skip
+_GPUS: Final = select(
+    Gpu.node_id, Gpu.uuid, Gpu.index, Gpu.model, Gpu.memory_mib, Gpu.health, Gpu.milli_held, Gpu.held_by,
+    Gpu.placed_last, cast(Gpu.facts, Text),
+).order_by(Gpu.uuid)  # fmt: skip
 
 
 class NodeViews:
@@ -66,8 +99,7 @@ class NodeViews:
                     self._cached[node_id] = replace(cached, revision=_UNKNOWN)
 
     def _refresh(self, session: Session, excluded: Collection[str]) -> None:
-        query = select(Node.id, Node.revision).where(Node.deleted_at.is_(None), Node.facts.is_not(None))
-        revisions = dict(session.execute(query).all())
+        revisions = dict(session.execute(_REVISIONS).all())
         for deleted in self._cached.keys() - revisions.keys():
             del self._cached[deleted]
             self._in_order = None
@@ -113,12 +145,7 @@ def read(session: Session) -> tuple[NodeView, ...]:
 
 def _views(session: Session, node_ids: Collection[str] | None) -> list[NodeView]:
     """The views of these nodes (None: of all), in id order."""
-    columns = (
-        Node.id, Node.name, Node.silent, Node.problem, Node.draining, Node.cordoned, Node.facts,
-        Node.reserved_for, Node.orphans,
-    )  # fmt: skip
-    query = select(*columns).where(Node.deleted_at.is_(None), Node.facts.is_not(None)).order_by(Node.id)
-    nodes = session.execute(_where_in(query, Node.id, node_ids)).all()
+    nodes = session.execute(_where_in(_NODES, Node.id, node_ids)).all()
     allocations = _allocations(session, node_ids)
     running = _running(session, node_ids, allocations)
     gpus = _gpus(session, node_ids, allocations)
@@ -186,11 +213,7 @@ class _Allocations:
 
 
 def _allocations(session: Session, node_ids: Collection[str] | None) -> _Allocations:
-    columns = (
-        Allocation.instance_id, Allocation.gpu_uuid, Allocation.milli, Allocation.mig_uuid,
-        Allocation.lost_node_id,
-    )  # fmt: skip
-    query = select(*columns).where(Allocation.to_at.is_(None)).order_by(Allocation.id)
+    query = _ALLOCATIONS
     if node_ids is not None:
         query = query.join(Gpu, Gpu.uuid == Allocation.gpu_uuid).where(Gpu.node_id.in_(node_ids))
     by_instance: dict[str, list[GpuAllocation]] = defaultdict(list)
@@ -205,15 +228,8 @@ def _allocations(session: Session, node_ids: Collection[str] | None) -> _Allocat
 def _running(
     session: Session, node_ids: Collection[str] | None, allocations: _Allocations
 ) -> dict[str, list[Running]]:
-    row = Instance
-    columns = (
-        row.id, row.project_id, row.node_id, row.group_id, row.cpu_milli, row.memory_mib, row.disk_mib,
-        row.priority, row.preemptible, row.created_at, row.scheduled_at, row.expires_at, durations.COLUMN,
-        row.stop_timeout_s, row.state, row.placed_as,
-    )  # fmt: skip
-    query = select(*columns).where(row.state.in_(HOLDS_GPUS), row.deleted_at.is_(None)).order_by(row.id)
     found: dict[str, list[Running]] = defaultdict(list)
-    for each in session.execute(_where_in(query, row.node_id, node_ids)):
+    for each in session.execute(_where_in(_RUNNING, Instance.node_id, node_ids)):
         if each.node_id is not None:
             found[each.node_id].append(_running_instance(each, allocations.by_instance.get(each.id, ())))
     return found
@@ -243,12 +259,8 @@ def _gpus(
     session: Session, node_ids: Collection[str] | None, allocations: _Allocations
 ) -> dict[str, list[GpuView]]:
     reserved = reserved_gpus.by_gpu(session)
-    columns = (
-        Gpu.node_id, Gpu.uuid, Gpu.index, Gpu.model, Gpu.memory_mib, Gpu.health, Gpu.milli_held, Gpu.held_by,
-        Gpu.placed_last, cast(Gpu.facts, Text),
-    )  # fmt: skip
     grouped: dict[str, list[GpuView]] = defaultdict(list)
-    query = _where_in(select(*columns).order_by(Gpu.uuid), Gpu.node_id, node_ids)
+    query = _where_in(_GPUS, Gpu.node_id, node_ids)
     for node_id, uuid, index, model, memory_mib, health, milli, held_by, last, text in session.execute(query):
         facts = _stored_facts(text)
         grouped[node_id].append(
