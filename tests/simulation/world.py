@@ -65,7 +65,7 @@ class World:
         self.database_is_frozen = False
         self.users_act = True
         self.heals = False  # dead processes are started at once, and nothing fails
-        self.was_restored = self.has_renewed = False
+        self.was_restored = False
         self.control_machine, self._outside_machine = Machine("control"), Machine("outside")
         self.processes: list[Process] = []
         self.outside = self.process("outside", self._outside_machine, self._outside_ended)
@@ -73,6 +73,7 @@ class World:
         self._path = folder / "mooring.db"
         shutil.copy(template, self._path)
         self._backup: Path | None = None
+        self._renewed_since_backup: set[str] = set()  # names of nodes
         self._checked_at = 0.0
         self.checker = Database(self.settings.resolved_database_url, Signals())
         self.replicas = [
@@ -251,15 +252,16 @@ class World:
     # --- faults that need the database
 
     def request_renewal(self, node: Node) -> None:
-        # A twin keeps the credential that it has copied, and a restored database may know neither of a
-        # node's two: such a node must join again (docs/operating.md).
-        if self.database_is_frozen or node.has_twins or self._backup is not None or self.was_restored:
+        # A twin keeps the credential that it has copied. A restored database knows neither of a node's two
+        # if the node renewed twice since the backup: it must join again (docs/operating.md).
+        if self.database_is_frozen or node.has_twins or node.name in self._renewed_since_backup:
             return
-        self.has_renewed = True
         with self.checker.write() as session:
             row = session.scalar(select(NodeRow).where(NodeRow.name == node.name))
             if row is not None:
                 nodes.request_renewal(session, _SETUP, row.id)
+                if self._backup is not None:
+                    self._renewed_since_backup.add(node.name)
 
     def start_twin(self, node: Node) -> None:
         """An operator starts a second agent with the same files; the first must end and do nothing more."""
@@ -278,11 +280,14 @@ class World:
     def restore_database(self) -> None:
         """Back up now, or restore what was backed up some time ago."""
         have_joined = all((node.folder / "node.json").exists() for node in self.nodes)
-        if self.has_renewed or not have_joined:
+        if not have_joined:
             return
         if self._backup is None:
             self._backup = self.folder / "backup.db"
             self._copy(self._path, self._backup)
+            with self.checker.read() as session:
+                in_progress = session.scalars(select(NodeRow.name).where(NodeRow.renewal_due))
+                self._renewed_since_backup = set(in_progress)
             self.note("backup")
             return
         self.note("restore")
@@ -299,6 +304,7 @@ class World:
         self.checker = Database(self.settings.resolved_database_url, Signals())
         audit_log.sign_with(self.checker, AuditKeys([KEY]))
         self.was_restored, self._backup = True, None
+        self._renewed_since_backup.clear()
         self._forget_what_was_lost()
 
     def _copy(self, source: Path, target: Path) -> None:
