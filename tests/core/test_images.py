@@ -111,6 +111,6 @@ def test_an_empty_list_matches_no_image() -> None:
 
 
 def test_many_wildcards_match_in_linear_time() -> None:
-    began = time.monotonic()
+    began = time.thread_time()
     assert not is_allowed("a" * 500, ["*a" * 200 + "b"] * 256)
-    assert time.monotonic() - began < 1
+    assert time.thread_time() - began < 1
