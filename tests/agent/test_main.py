@@ -106,6 +106,23 @@ raise SystemExit(0 if stopping.wait(10) else 1)
     assert subprocess.run([sys.executable, "-c", program], timeout=30, check=False).returncode == 0
 
 
+def test_a_signal_ends_the_wait_of_a_main_thread_that_does_not_run() -> None:
+    """As a signal that arrives just before the main thread blocks. Here another thread receives it."""
+    program = """
+import signal, threading
+from mooring.agent import main
+stopping, blocked = threading.Event(), threading.Event()
+main._stop_on_signals(stopping, None)
+def send():
+    blocked.wait()
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+threading.Thread(target=send).start()
+threading.Timer(0.5, blocked.set).start()
+raise SystemExit(0 if stopping.wait(10) else 1)
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=30, check=False).returncode == 0
+
+
 def test_an_unreachable_control_plane_is_logged_once(server: TinyControlPlane, tmp_path: Path) -> None:
     server.failure = (503, "database_unavailable")
     with agent(server, tmp_path) as process:

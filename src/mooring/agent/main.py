@@ -249,9 +249,12 @@ def _own_token(settings: AgentSettings) -> str | None:
 def _stop_on_signals(stopping: threading.Event, parent_fd: int | None) -> None:
     if threading.current_thread() is threading.main_thread():
         read_fd, write_fd = os.pipe()
+        os.set_blocking(write_fd, False)  # as `set_wakeup_fd` requires
+        # Written to as soon as a signal arrives. A handler in Python runs in the main thread, which may be
+        # about to block in `wait`, or be inside it: it would run too late, or deadlock if it set the event.
+        signal.set_wakeup_fd(write_fd)
         for number in (signal.SIGTERM, signal.SIGINT):
-            # A handler that set the event could deadlock: it may interrupt the main thread inside `wait`.
-            signal.signal(number, lambda *_: os.write(write_fd, b"."))
+            signal.signal(number, lambda *_: None)
         threading.Thread(target=_await_signal, args=[read_fd, stopping], name="signals", daemon=True).start()
     if parent_fd is not None:
         threading.Thread(target=_await_parent, args=[parent_fd, stopping], name="parent", daemon=True).start()
