@@ -1,19 +1,25 @@
-"""A failed item does not stop a loop, a rest is short, and a new process reads the recent requests."""
+"""Loops: a failed item does not stop one, rests are short, and what scheduling reads and caches."""
 
+import gc
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
 
 import pytest
+from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from mooring.control.scheduling import pending
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.db.session import Database
+from mooring.db.signals import Signals
+from mooring.db.tables.machines import Node
 from mooring.loops.loop import Loop
 from mooring.loops.scheduling import Scheduling
 from tests.nodes import WireNode
-from tests.service import Client, RunningService
+from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
 
 pytestmark = pytest.mark.both_databases
@@ -113,3 +119,34 @@ def test_the_newest_requests_are_read_first(client: Client, database: Database) 
     client.delete(f"/v1/instances/{made[-1]['id']}")
     with database.read() as session:
         assert [each.gpu_count for each in pending.recent_requests(session, 2)] == [9, 2]
+
+
+def test_the_node_cache_is_excluded_from_garbage_collections_as_it_grows(
+    database_url: str, tmp_path: Path
+) -> None:
+    """A full collection of the cache of thousands of nodes blocks all requests."""
+    with running(settings_for(database_url, tmp_path / "data")) as service, service.client as admin:
+        node = WireNode(admin, "gpu-1")
+        node.sync()
+        node.close()
+    database, excluded = Database(database_url, Signals()), []
+    loop = Scheduling(database, SchedulerCache())
+    for added in (998, 1, 249, 1):
+        copy_node(database, node.id, added)
+        gc.unfreeze()
+        loop.tick()
+        excluded.append(gc.get_freeze_count() > 0)
+    gc.unfreeze()
+    database.dispose()
+    # With 999, 1,000, 1,249 and 1,250 nodes.
+    assert excluded == [False, True, False, True]
+
+
+def copy_node(database: Database, node_id: str, times: int) -> None:
+    """Insert rows like this node's, without GPUs."""
+    names = [str(uuid4()) for _ in range(times)]
+    with database.write() as session:
+        row = session.execute(select(Node.__table__).where(Node.id == node_id)).mappings().one()
+        session.execute(
+            insert(Node), [{**row, "id": name, "name": name, "credential_hash": name} for name in names]
+        )

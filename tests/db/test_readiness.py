@@ -1,18 +1,20 @@
 """/readyz tells whether the database accepts writes, within a few seconds in every case."""
 
+import secrets
 import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
 
+import httpx
 import psycopg
 import pytest
 
 from mooring.db import migrate
-from mooring.db.readiness import KEPT_S
+from mooring.db.readiness import FULL_S, KEPT_S
 from tests.problems import problem
 from tests.service import running, settings_for
-from tests.testbed.filesystems import fill, small_file_system
+from tests.testbed.filesystems import fill, small_file_system, take_all_space
 from tests.testbed.fixtures import NewPostgresCluster
 from tests.testbed.postgres import PostgresCluster
 from tests.testbed.waiting import wait_until
@@ -36,6 +38,30 @@ def test_a_full_disk_is_not_ready(tmp_path: Path) -> None:
                 assert client.get("/v1/instances").status_code == 200
             (disk / "filling").unlink()
             wait_until(lambda: client.get("/readyz").status_code == 200)
+
+
+def test_a_postgresql_without_space_is_not_ready(
+    new_postgres_cluster: NewPostgresCluster, tmp_path: Path
+) -> None:
+    """Small changes still work then: they fit into pages that the server has."""
+    cluster = new_postgres_cluster(durable=False, disk_mib=400)
+    url = cluster.create_database()
+    migrate.upgrade(url)
+    body = {"image": "a", "env": {"LARGE": secrets.token_hex(10_000)}}
+    with running(settings_for(url, tmp_path)) as service, service.client as client:
+        take_all_space(cluster.data / "filling")
+        rejected = wait_until(lambda: rejection(client.post("/v1/instances", json=body)))
+        problem(rejected, 503, "database_unavailable")
+        service.plane.database.require_writable()
+        problem(client.get("/readyz"), 503, "database_unavailable")
+        assert client.get("/v1/instances").status_code == 200
+        (cluster.data / "filling").unlink()
+        assert wait_until(lambda: client.get("/readyz").status_code == 200, 2 * FULL_S)
+        assert client.post("/v1/instances", json=body).status_code == 201
+
+
+def rejection(answer: httpx.Response) -> httpx.Response | None:
+    return answer if answer.status_code != 201 else None
 
 
 @pytest.fixture

@@ -13,12 +13,16 @@ from mooring.db import migrate
 from mooring.db.session import normalized
 from tests.faults.history import events_after, newest_seq
 from tests.faults.trial import Fault, Trial
+from tests.testbed.filesystems import take_all_space
 from tests.testbed.waiting import wait_until
 from tests.walk.product import Program, clean_environment
 
 ROOT = Path(__file__).parents[2]
 _FROZEN_S = 15
 _DOWN_S = 5
+_FULL_S = 10
+# The server may write until the space within its files is used.
+_FULL_WITHIN_S = 120
 # The product's limit is 5 s. The rest is for a machine that is busy with three replicas and three nodes.
 _ANSWERED_WITHIN_S = 8
 _UPGRADES = 4
@@ -66,8 +70,9 @@ class _Probe:
                 health = client.get("/healthz").status_code
                 self._trial.require(health == 200, f"/healthz answers {health}")
 
-    def check(self) -> None:
-        self._trial.require(self.unavailable > 0, "no request was answered with 503")
+    def check(self, *, must_fail: bool = True) -> None:
+        """Check how reads were answered. `must_fail`: there was no database, so some cannot have worked."""
+        self._trial.require(self.unavailable > 0 or not must_fail, "no request was answered with 503")
         self._trial.require(self.slowest_s <= _ANSWERED_WITHIN_S, f"an answer took {self.slowest_s:.1f} s")
         self._trial.note(f"{self.unavailable} reads got 503, slowest answer {self.slowest_s:.1f} s")
 
@@ -94,6 +99,28 @@ def kill_postgres(trial: Trial) -> None:
         trial.fleet.postgres.start()
         took_s = trial.await_state("writes work", lambda: trial.admin.get("/readyz").status_code == 200)
     probe.check()
+    trial.note(f"ready after {took_s:.1f} s")
+    _require_no_unreachable_node(trial, newest)
+
+
+def fill_disk(trial: Trial) -> None:
+    """F15. While its disk is full, PostgreSQL rejects writes or ends. Nothing acknowledged is lost."""
+    newest, postgres = newest_seq(trial.admin), trial.fleet.postgres
+    filler = postgres.data / "filler"
+    with _Probe(trial) as probe:
+        take_all_space(filler)
+        try:
+            took_s = trial.await_state(
+                "writes get 503", lambda: trial.admin.get("/readyz").status_code == 503, _FULL_WITHIN_S
+            )
+            trial.note(f"no writes after {took_s:.1f} s")
+            trial.hold(_FULL_S)
+            trial.note(f"PostgreSQL {'runs' if postgres.daemon.running else 'has ended'}")
+        finally:
+            filler.unlink()
+        postgres.start()
+        took_s = trial.await_state("writes work", lambda: trial.admin.get("/readyz").status_code == 200)
+    probe.check(must_fail=False)
     trial.note(f"ready after {took_s:.1f} s")
     _require_no_unreachable_node(trial, newest)
 
@@ -153,6 +180,7 @@ def _upgrade(folder: Path, url: str) -> Program:
 FAULTS = (
     Fault("F9", "freeze PostgreSQL for 15 s", freeze_postgres),
     Fault("F10", "kill -9 PostgreSQL", kill_postgres),
+    Fault("F15", "fill PostgreSQL's disk", fill_disk),
     Fault("F11", "failover to a standby (tests/walk/test_failover.py)", fail_over),
     Fault("F21", "kill -9 mooring db upgrade", kill_upgrades),
 )

@@ -1,11 +1,7 @@
 """Full disks of a node: the agent's state and logs, and Docker's data."""
 
-import os
-from contextlib import suppress
-from pathlib import Path
-
 from tests.faults.trial import Fault, Trial
-from tests.testbed.filesystems import fill
+from tests.testbed.filesystems import fill, take_all_space
 
 _FULL_S = 8
 
@@ -36,7 +32,7 @@ def fill_engine(trial: Trial) -> None:
     """F15. Docker's data have no space: nothing is placed on the node until there is."""
     agent = trial.fleet.agents[-1]
     filler = agent.node.folder / "data" / "filler"
-    _take_all(filler)
+    take_all_space(filler)
     try:
         took_s = trial.await_state(
             "the disk's state is shown", lambda: trial.fleet.node(agent)["storage"]["pressure"]
@@ -46,19 +42,6 @@ def fill_engine(trial: Trial) -> None:
     finally:
         filler.unlink()
     trial.await_state("the disk has space", lambda: not trial.fleet.node(agent)["storage"]["pressure"])
-
-
-def _take_all(path: Path) -> None:
-    """Allocate all free blocks without writing them."""
-    with path.open("wb") as file:
-        statistics = os.fstatvfs(file.fileno())
-        size, step = 0, statistics.f_bavail * statistics.f_frsize
-        while step > 4096:
-            with suppress(OSError):
-                os.posix_fallocate(file.fileno(), size, step)
-                size += step
-                continue
-            step //= 2
 
 
 FAULTS = (

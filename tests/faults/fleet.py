@@ -28,9 +28,9 @@ class Fleet:
     """The product as operators run it, but for shorter times until a node is unreachable and lost.
 
     Args:
-        special: give the last node a Docker without live-restore and with a filesystem of its own, and its
-            agent a small filesystem for its data; let the wall clocks of the last replica and the last agent
-            be set.
+        special: give PostgreSQL a filesystem of its own, the last node a Docker without live-restore and with
+            a filesystem of its own, and its agent a small filesystem for its data; let the wall clocks of the
+            last replica and the last agent be set.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Fleet:
     def _start(self, replicas: int, nodes: int, *, special: bool) -> None:
         (self.folder / "clock").mkdir()
         self.clock = WallClock(self.folder / "clock")
-        self.postgres = PostgresCluster(self._workspace)
+        self.postgres = PostgresCluster(self._workspace, disk_mib=_DISK_MIB if special else None)
         self._stack.callback(self.postgres.destroy)
         self.postgres.start()
         self.database_url = self.postgres.create_database()

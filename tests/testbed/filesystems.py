@@ -99,3 +99,16 @@ def fill(path: Path) -> None:
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4096)):
             pass
+
+
+def take_all_space(path: Path) -> None:
+    """Allocate all free blocks without writing them."""
+    with path.open("wb") as file:
+        statistics = os.fstatvfs(file.fileno())
+        size, step = 0, statistics.f_bavail * statistics.f_frsize
+        while step > 4096:
+            with suppress(OSError):
+                os.posix_fallocate(file.fileno(), size, step)
+                size += step
+                continue
+            step //= 2

@@ -36,9 +36,9 @@ class NewDockerNode(Protocol):
 
 
 class NewPostgresCluster(Protocol):
-    """Starts a server, by default one that flushes to the disk."""
+    """Starts a server, by default one that flushes to the disk. With `disk_mib`, it has its own disk."""
 
-    def __call__(self, *, durable: bool = True) -> PostgresCluster: ...
+    def __call__(self, *, durable: bool = True, disk_mib: int | None = None) -> PostgresCluster: ...
 
 
 @pytest.fixture(scope="session")
@@ -159,8 +159,10 @@ def new_postgres_cluster(workspace: Workspace) -> Iterator[NewPostgresCluster]:
     require("postgres")
     clusters: list[PostgresCluster] = []
 
-    def new(*, durable: bool = True) -> PostgresCluster:
-        clusters.append(PostgresCluster(workspace, durable=durable))
+    def new(*, durable: bool = True, disk_mib: int | None = None) -> PostgresCluster:
+        if disk_mib:
+            require_filesystem(workspace, "ext4")
+        clusters.append(PostgresCluster(workspace, durable=durable, disk_mib=disk_mib))
         clusters[-1].start()
         return clusters[-1]
 

@@ -13,7 +13,7 @@ import psutil
 import psycopg
 from psycopg import sql
 
-from tests.testbed import processes
+from tests.testbed import filesystems, isolation, processes
 from tests.testbed.parts import program
 from tests.testbed.processes import Daemon, kill_all, processes_within
 from tests.testbed.waiting import wait_until
@@ -32,13 +32,21 @@ class PostgresCluster:
 
     Without `durable`, nothing is flushed to the disk. This is faster, and data survives a killed server, but
     not a power failure.
+
+    Attributes:
+        data: its data folder, in a filesystem of its own of `disk_mib` if that is given.
     """
 
-    def __init__(self, workspace: Workspace, *, durable: bool = True) -> None:
+    def __init__(self, workspace: Workspace, *, durable: bool = True, disk_mib: int | None = None) -> None:
         self._workspace = workspace
         self._port = workspace.take_port()
         self._folder = workspace.folder(f"postgres-{self._port}")
-        self._data = self._folder / "data"
+        disk = self._folder / "disk" if disk_mib else self._folder
+        if disk_mib:
+            why = filesystems.mount("ext4", self._folder / "disk.img", disk_mib, disk)
+            assert not why, why
+            shutil.chown(disk, SYSTEM_USER, SYSTEM_USER)
+        self.data = disk / "data"
         self._numbers = itertools.count(1)
         self._initialise()
         self.daemon = Daemon("postgres", self._server_argv(durable), self._folder)
@@ -103,6 +111,7 @@ class PostgresCluster:
 
     def destroy(self) -> None:
         self.kill()
+        isolation.unmount_within(self._folder)
         shutil.rmtree(self._folder)
         self._workspace.give_back_port(self._port)
 
@@ -124,7 +133,7 @@ class PostgresCluster:
             for path in (self._folder, password):
                 shutil.chown(path, SYSTEM_USER, SYSTEM_USER)
         options = ["--auth=scram-sha-256", f"--username={ROLE}", f"--pwfile={password}", "--no-sync"]
-        argv = [program("initdb"), f"--pgdata={self._data}", "--encoding=UTF8", "--locale=C", *options]
+        argv = [program("initdb"), f"--pgdata={self.data}", "--encoding=UTF8", "--locale=C", *options]
         done = subprocess.run(_as_owner(argv), capture_output=True, text=True, check=False, cwd=self._folder)
         if done.returncode:
             raise RuntimeError(f"initdb: {done.stdout}{done.stderr}")
@@ -140,7 +149,7 @@ class PostgresCluster:
             "full_page_writes": flush,
         }
         options = itertools.chain.from_iterable(("-c", f"{key}={value}") for key, value in settings.items())
-        return _as_owner([program("postgres"), "-D", str(self._data), *options])
+        return _as_owner([program("postgres"), "-D", str(self.data), *options])
 
     def _answers(self) -> bool:
         try:
@@ -178,7 +187,7 @@ class PostgresStandby(PostgresCluster):
         options = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
         argv = [
             program("pg_basebackup"),
-            f"--pgdata={self._data}",
+            f"--pgdata={self.data}",
             f"--dbname={self._primary.url()}",
             *options,
         ]

@@ -12,6 +12,7 @@ DATABASE_ERRORS: Final = (DBAPIError, PoolTimeout)
 _DAMAGED_FILE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 # SQLSTATEs of PostgreSQL: damaged data, a damaged index.
 _DAMAGED_DATA: Final = frozenset({"XX001", "XX002"})
+_DISK_FULL: Final = "53100"
 # A standby, or a server that an operator has made read-only.
 READ_ONLY: Final = "25006"
 
@@ -22,6 +23,14 @@ def is_damage(error: BaseException | None) -> bool:
     if result is not None:
         return result & 0xFF in _DAMAGED_FILE
     return getattr(error, "sqlstate", None) in _DAMAGED_DATA
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether the error of a driver says that the database's disk is full."""
+    result: Any = getattr(error, "sqlite_errorcode", None)
+    if result is not None:
+        return bool(result & 0xFF == sqlite3.SQLITE_FULL)
+    return getattr(error, "sqlstate", None) == _DISK_FULL
 
 
 def is_unavailable(error: Exception) -> bool:

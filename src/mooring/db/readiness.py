@@ -15,6 +15,9 @@ log = logging.getLogger(__name__)
 
 # After a successful write, none is made to check for this long.
 KEPT_S: Final = 1.0
+# The database is not ready for this long after its full disk rejected a write. The small write of a check
+# proves little then: PostgreSQL updates a row within its page, and rejects only what needs a new page.
+FULL_S: Final = 5.0
 
 
 class WriteProbe:
@@ -65,6 +68,8 @@ class WriteProbe:
         at, wanted = migrate.current(database.engine), migrate.newest()
         if at != wanted:
             raise NotMigrated(f"the database is at revision {at}, not {wanted}; run: mooring db upgrade")
+        if time.monotonic() < database.full_at + FULL_S:
+            raise DatabaseUnavailable("the database's disk is full")
         if time.monotonic() >= max(self._written_at, database.written_at) + KEPT_S:
             database.require_writable()
             self._written_at = time.monotonic()

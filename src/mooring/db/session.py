@@ -69,6 +69,7 @@ class Database:
     Attributes:
         is_damaged: whether a statement found damaged data since the start.
         written_at: the monotonic time of the last commit with an event.
+        full_at: the monotonic time when a statement was last rejected because the disk is full.
         leads: whether this process does at once what one replica is enough for (`db/leading.py`).
 
     Raises:
@@ -81,7 +82,7 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.availability = postgresql.Availability()
         self.is_damaged = False
-        self.written_at = -math.inf
+        self.written_at = self.full_at = -math.inf
         self.leads = True
         path = file_of(self.url)
         self._in_use = None if path is None else FileLock(path)
@@ -178,6 +179,8 @@ class Database:
         if failures.is_damage(error) and not self.is_damaged:
             self.is_damaged = True
             log.critical("the database is damaged, restore a backup (docs/operating.md): %s", error)
+        if failures.is_full(error):
+            self.full_at = time.monotonic()
         if getattr(error, "sqlstate", None) == failures.READ_ONLY:
             # A primary that became a standby: the next connection may reach the new primary.
             context.is_disconnect = True

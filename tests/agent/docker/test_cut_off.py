@@ -1,5 +1,6 @@
-"""Closing a stream ends its request to an engine that does not answer."""
+"""Requests to an engine that does not answer end: by a timeout, or when their stream is closed."""
 
+import inspect
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -11,13 +12,44 @@ from typing import Any, cast
 import pytest
 
 from mooring.agent.docker.client import Engine
+from mooring.agent.runtime import RuntimeUnavailable
 from tests.testbed.waiting import wait_until
+
+# Arguments of each method that sends a request.
+CALLS: dict[str, list[Any]] = {
+    "ping": [],
+    "info": [],
+    "image": ["x"],
+    "images": [],
+    "image_ids": [],
+    "image_ids_in_use": [],
+    "import_image": [b"", "x:1"],
+    "remove_image": ["x"],
+    "registry_digest": ["x", {}],
+    "create": [{"Image": "x"}, "name"],
+    "start": ["c"],
+    "container": ["c"],
+    "containers": ["label"],
+    "kill": ["c"],
+    "limit_cpus": ["c", 1],
+    "wait": ["c", 1],
+    "remove": ["c"],
+    "networks": ["label"],
+    "network": ["n"],
+    "create_network": [{}],
+    "remove_network": ["n"],
+    "exec_create": ["c", ["true"]],
+    "exec_state": ["e"],
+}
+SEND_NOTHING = {"close", "forget_version"}
+WAIT_FOR_BYTES = {"stream"}
 
 
 class SilentEngine(socketserver.ThreadingUnixStreamServer):
-    """Answers each GET with its API version, and does not answer any POST."""
+    """Answers requests for its version, and nothing else."""
 
     daemon_threads = True
+    request_queue_size = 100
 
     def __init__(self, path: str) -> None:
         super().__init__(path, _Handler)
@@ -28,6 +60,9 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        if not self.path.endswith("/version"):
+            self.do_POST()
+            return
         body = b'{"ApiVersion": "1.41"}'
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -38,9 +73,13 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         engine = cast(SilentEngine, self.server)
         engine.requested.set()
-        assert self.connection.recv(1) == b""
+        while self.connection.recv(4096):  # the request's body
+            pass
         self.close_connection = True
         engine.disconnected.set()
+
+    def do_DELETE(self) -> None:
+        self.do_POST()
 
     def address_string(self) -> str:
         return "unix"
@@ -79,3 +118,24 @@ def test_closing_a_stream_at_once_leaves_no_thread(engine: Engine) -> None:
     for stream in streams:
         stream.close()
     wait_until(lambda: not any(stream._thread.is_alive() for stream in streams))
+
+
+def test_a_call_for_each_method_is_listed() -> None:
+    methods = {name for name, _ in inspect.getmembers(Engine, inspect.isfunction) if not name.startswith("_")}
+    assert methods == CALLS.keys() | SEND_NOTHING | WAIT_FOR_BYTES
+
+
+def test_every_call_has_a_deadline(silent: SilentEngine) -> None:
+    """Docker's library sets a timeout in its own methods only, not in requests that use its session."""
+    with closing(Engine({"DOCKER_HOST": f"unix://{silent.server_address}"}, timeout_s=1)) as engine:
+        threads = {name: threading.Thread(target=_fail, args=[engine, name], daemon=True) for name in CALLS}
+        for thread in threads.values():
+            thread.start()
+        for thread in threads.values():
+            thread.join(30)
+        assert [name for name, thread in threads.items() if thread.is_alive()] == []
+
+
+def _fail(engine: Engine, name: str) -> None:
+    with pytest.raises(RuntimeUnavailable, match="timed out"):
+        getattr(engine, name)(*CALLS[name])

@@ -73,7 +73,8 @@ class Engine:
     def import_image(self, archive: bytes, reference: str) -> None:
         repository, _, tag = reference.rpartition(":")
         with engine_call("import image"):
-            _untyped(self._client()).import_image_from_data(archive, repository=repository, tag=tag)
+            source = {"fromSrc": "-", "repo": repository, "tag": tag}
+            self._request("POST", "/images/create", params=source, data=archive)
 
     def remove_image(self, reference: str) -> None:
         with engine_call("remove image"):
@@ -86,10 +87,7 @@ class Engine:
             EngineRefused: the registry denied access, has no such image, or cannot be reached.
         """
         with engine_call("inspect image in registry"):
-            client = self._client()
-            url = self._url(client, f"/distribution/{image}/json")
-            response = client.get(url, headers=dict(headers))
-            self._check(client, response)
+            response = self._request("GET", f"/distribution/{image}/json", headers=dict(headers))
             return str(response.json()["Descriptor"]["digest"])
 
     def create(self, config: Document, name: str) -> str:
@@ -99,9 +97,7 @@ class Engine:
 
     def start(self, container: str) -> None:
         with engine_call("start"):
-            client = self._client()
-            url = self._url(client, f"/containers/{container}/start")
-            self._check(client, client.post(url, timeout=self._timeout_s * _START_TIMEOUT_FACTOR))
+            self._request("POST", f"/containers/{container}/start", timeouts=_START_TIMEOUT_FACTOR)
 
     def container(self, container: str) -> Document:
         with engine_call("inspect"):
@@ -118,9 +114,7 @@ class Engine:
     def limit_cpus(self, container: str, cpus: int) -> None:
         """Change the CPU limit of a running container. Docker's library has no call for `NanoCpus`."""
         with engine_call("update"):
-            client = self._client()
-            url = self._url(client, f"/containers/{container}/update")
-            self._check(client, client.post(url, json={"NanoCpus": cpus * 10**9}))
+            self._request("POST", f"/containers/{container}/update", json={"NanoCpus": cpus * 10**9})
 
     def wait(self, container: str, timeout_s: float) -> None:
         with engine_call("wait"):
@@ -140,8 +134,7 @@ class Engine:
 
     def create_network(self, config: Document) -> None:
         with engine_call("create network"):
-            client = self._client()
-            self._check(client, client.post(self._url(client, "/networks/create"), json=config))
+            self._request("POST", "/networks/create", json=config)
 
     def remove_network(self, network: str) -> None:
         with engine_call("remove network"):
@@ -207,6 +200,19 @@ class Engine:
             if client is not None:
                 client.close()
         self._default = self._streaming = None
+
+    def _request(self, method: str, path: str, *, timeouts: int = 1, **content: Any) -> Response:
+        """Send a request itself, because some methods of Docker's library set no timeout.
+
+        Args:
+            timeouts: how many times the usual timeout the answer may take.
+            content: `json`, `data`, `params` and `headers`, as for `requests`.
+        """
+        client = self._client()
+        timeout_s = self._timeout_s * timeouts
+        response = client.request(method, self._url(client, path), timeout=timeout_s, **content)
+        self._check(client, response)
+        return response
 
     def _client(self, *, streaming: bool = False) -> APIClient:
         with self._lock:
