@@ -20,7 +20,7 @@ from pathlib import Path
 
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib
-from mooring.loops.scheduling import freeze_gc
+from mooring.loops.garbage import exclude_present_objects
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.model import GpuView, NodeView, Request, Running, Snapshot
 from mooring.scheduler.node_changes import with_placement, without
@@ -183,7 +183,7 @@ class Cluster:
 
     def settle(self) -> None:
         """Freeze the garbage collector, as the scheduling loop does after it has loaded all nodes."""
-        freeze_gc()
+        exclude_present_objects()
 
     def end_some(self) -> None:
         """End random instances until no more than `FILLED` is allocated."""

@@ -45,11 +45,12 @@ class Cost:
 
 
 def main(sizes: Sequence[int], database: str, replicas: int) -> int:
-    passed = [_measured(size, database, replicas) for size in sizes]
+    passed = [_passed(size, measured(size, database, replicas)) for size in sizes]
     return 0 if all(passed) else 1
 
 
-def _measured(size: int, database: str, replicas: int) -> bool:
+def measured(size: int, database: str, replicas: int, *, only_heartbeats: bool = False) -> Cost:
+    """Print what so many nodes cost, and return the cost of their heartbeats."""
     with stack.servers(database, replicas) as servers, servers[0].client as admin:
         idle = _share(servers, 10)
         tokens = [join_token(admin) for _ in range(size)]
@@ -64,11 +65,17 @@ def _measured(size: int, database: str, replicas: int) -> bool:
             time.sleep(SETTLE_S)
             heartbeats = _cost(nodes, servers, HEARTBEAT)
             _print_cost("heartbeats", size, heartbeats)
+            if only_heartbeats:
+                return heartbeats
             _print_latencies(admin)
             if size <= REPORTS_UP_TO:
                 nodes.heartbeats(on=False)
                 time.sleep(SETTLE_S)
                 _print_cost("whole reports", size, _cost(nodes, servers, REPORT))
+    return heartbeats
+
+
+def _passed(size: int, heartbeats: Cost) -> bool:
     served = verdict(
         "nodes that one core serves", size / heartbeats.share, NODES_ON_A_CORE, "", at_least=True
     )

@@ -41,7 +41,7 @@ RETIRED = {
     r"deeds?": "operation",
     r"judge_by": "set_potential",
     r"verdicts?": "fault, outcome",
-    r"leave_to_stay": "freeze_gc",
+    r"leave_to_stay": "exclude_present_objects",
     r"_really": "_real",
     # Words that no manual uses.
     r"anew": "again",

@@ -41,6 +41,7 @@ from mooring.loops.audit_links import AuditLinks
 from mooring.loops.clock import ClockComparison
 from mooring.loops.deadlines import Deadlines
 from mooring.loops.fencing import Fencing
+from mooring.loops.garbage import GarbageCollection
 from mooring.loops.groups import Groups
 from mooring.loops.loop import Loop
 from mooring.loops.node_health import NodeHealth
@@ -223,6 +224,7 @@ def _loops(plane: ControlPlane, cache: SchedulerCache, limits: storage.StorageLi
         Retention(plane.database, kept, limits),
         ClockComparison(plane.database, settings.data_dir),
         AuditLinks(plane.database, plane.audit_keys, settings.audit_head_file),
+        GarbageCollection(plane.database),
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
+from mooring.control.scheduling import cache as cache_module
 from mooring.control.scheduling import pending
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.db.session import Database
@@ -140,6 +141,21 @@ def test_the_node_cache_is_excluded_from_garbage_collections_as_it_grows(
     database.dispose()
     # With 999, 1,000, 1,249 and 1,250 nodes.
     assert excluded == [False, True, False, True]
+
+
+def test_a_long_queue_is_in_order_before_a_client_asks(
+    client: Client, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "_MANY_NEW", 3)
+    client.create(gpus={"count": 9})
+    ordered = []
+    for _ in range(2):
+        client.create(gpus={"count": 9})
+        cache = SchedulerCache()
+        Scheduling(database, cache).tick()
+        with database.read() as session, cache.evaluating(session) as evaluation:
+            ordered.append("line" in vars(evaluation))
+    assert ordered == [False, True]
 
 
 def copy_node(database: Database, node_id: str, times: int) -> None:

@@ -1,6 +1,5 @@
 """`mooring up` and `mooring server`: run the control plane, with or without this machine as a node."""
 
-import gc
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from mooring.control.audit.signing_keys import WrongAuditKey
 from mooring.control.nodes import joins, nodes
 from mooring.control.tenants.encryption import WrongEncryptionKey
 from mooring.core.access import on_host
+from mooring.loops.garbage import limit_collections
 from mooring.server import ControlPlane, Service, open_control_plane
 from mooring.settings import Settings, is_loopback
 
@@ -38,7 +38,7 @@ def serve_alone(settings: Settings) -> None:
     plane = _open_or_exit(settings)
 
     def started(url: str) -> None:
-        _freeze_gc()
+        limit_collections()
         _print_banner(plane, url)
         typer.echo("  Add a node   POST /v1/join-tokens, then mooring agent (see docs/operating.md)")
 
@@ -58,7 +58,7 @@ def run(settings: Settings, agent_settings: AgentSettings) -> int:
     local = LocalNode(plane, agent_settings)
 
     def started(url: str) -> None:
-        _freeze_gc()
+        limit_collections()
         _print_banner(plane, url)
         _print_isolation(settings)
         _print_first_steps(plane, url)
@@ -69,18 +69,6 @@ def run(settings: Settings, agent_settings: AgentSettings) -> int:
     finally:
         local.stop()
     return local.exit_status
-
-
-def _freeze_gc() -> None:
-    """Exclude all present objects from garbage collection; they live as long as the process.
-
-    A full collection of all modules and API models stops the server for 0.2 s, every few seconds under load
-    with Python's default thresholds. Collections of young objects still find what requests leave behind. They
-    are rare, because each one visits all calls that wait, and thousands of nodes have two each.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 10, 10)
 
 
 def _open_or_exit(settings: Settings) -> ControlPlane:

@@ -1,5 +1,7 @@
 """The cache of pending instances: it holds what a complete read finds, whatever happened before."""
 
+import itertools
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -8,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from mooring.control import event_order, events
 from mooring.control.events import EventKind
+from mooring.control.scheduling import pending as module
 from mooring.control.scheduling.pending import READ_ALL_S, Pending
 from mooring.db.session import Database, Ending, at_end
 from mooring.db.tables import Instance
@@ -93,12 +96,14 @@ class _History:
             self._client.delete(f"/v1/instance-groups/{found}")
 
 
+@pytest.mark.parametrize("rereads", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_changes_lead_to_the_same_requests_as_a_complete_read(
-    client: Client, database: Database, seed: int
+    client: Client, database: Database, seed: int, rereads: bool
 ) -> None:
     random = Random(seed)
-    history, pending = _History(client, random), _never_again()
+    clock = itertools.count(step=READ_ALL_S / 100 if rereads else 0)
+    history, pending = _History(client, random), Pending(clock=lambda: next(clock))
     for number in range(40):
         history.step()
         read = random.choice((_refreshed, _current))
@@ -138,6 +143,41 @@ def test_everything_is_read_again_from_time_to_time(client: Client, database: Da
     assert _refreshed(database, pending) == {}
     now = READ_ALL_S
     assert _refreshed(database, pending).keys() == {made}
+
+
+@pytest.mark.parametrize("fault", ["lost", "outdated", "added"])
+def test_a_long_queue_is_read_again_in_parts(
+    client: Client, database: Database, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_READ_AGAIN", 3)
+    now = 0.0
+    pending = Pending(clock=lambda: now)
+    made = [client.create(**WAITING)["id"] for _ in range(6)]
+    expected = _refreshed(database, pending)
+    damage(pending, fault, made[4])
+    assert _refreshed(database, pending) != expected
+    is_mended = []
+    for _ in range(6):
+        now += READ_ALL_S / 3
+        is_mended.append(_refreshed(database, pending) == expected)
+    assert not is_mended[0], "the first part was the whole queue"
+    assert is_mended[-1]
+    assert pending._rows.keys() == expected.keys()
+
+
+def damage(pending: Pending, fault: str, instance_id: str) -> None:
+    """What a fault of ours might do to the cache."""
+    request = pending._requests[instance_id]
+    if fault == "lost":
+        pending._rows.pop(instance_id)
+        pending._forget(instance_id)
+    elif fault == "outdated":
+        pending._keys[instance_id] = replace(pending._keys[instance_id], changeable=())
+        pending._requests[instance_id] = replace(request, priority=99)
+    else:
+        pending._rows["ghost"] = pending._rows[instance_id]
+        pending._requests["ghost"] = replace(request, instance_id="ghost")
+    pending._current = tuple(pending._requests.values())
 
 
 def test_events_that_are_committed_late_are_seen(client: Client, database: Database) -> None:

@@ -20,6 +20,9 @@ from mooring.scheduler.differences import differences
 from mooring.scheduler.model import NodeView, Request, Snapshot
 from mooring.scheduler.plan import SchedulingPlan
 
+# Requests, which take about 10 ms to order.
+_MANY_NEW = 500
+
 
 class SchedulerCache:
     """There is one in each process. Each read refreshes what has changed."""
@@ -89,6 +92,14 @@ class SchedulerCache:
             if self._evaluation is None or not self._evaluation.is_valid_for(snapshot):
                 self._evaluation = Evaluation(snapshot, self._cycle_cache, self._forecast_cache)
             yield self._evaluation
+
+    def prepare_evaluation(self, snapshot: Snapshot) -> None:
+        """Order many new requests before a client asks for the queue: 20,000 take half a second."""
+        with self.evaluating_lock:
+            ordered = len(self._evaluation.snapshot.requests) if self._evaluation else 0
+            if len(snapshot.requests) - ordered >= _MANY_NEW:
+                self._evaluation = Evaluation(snapshot, self._cycle_cache, self._forecast_cache)
+                self._evaluation.order_queue()
 
     @contextmanager
     def immediate_placement(self) -> Iterator[CycleCache]:

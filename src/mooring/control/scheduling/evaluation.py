@@ -86,10 +86,19 @@ class Evaluation:
     def line(self) -> QueueOrder:
         return forecasts.queue_order(self.snapshot, self._cache)
 
+    def order_queue(self) -> None:
+        """Compute `line` now."""
+        _ = self.line.units
+
     @cached_property
     def shares(self) -> ProjectShares:
         self._cache.update(self.snapshot.nodes)
         return ProjectShares(self.snapshot, self._cache.cluster.held, self._cache.cluster.total)
+
+    @cached_property
+    def waiting(self) -> frozenset[str]:
+        """Projects with pending instances."""
+        return frozenset(request.project_id for request in self.snapshot.requests)
 
     @cached_property
     def holders(self) -> frozenset[str]:

@@ -1,7 +1,8 @@
 """Pending instances as scheduler requests. Only those that have changed since the last read are read again.
 
 Each change of an instance's state has an event. A PATCH of a pending instance has none; it changes
-`Project.pending_changes` instead.
+`Project.pending_changes` instead. Each refresh also reads a part of the other rows, which bounds the effect
+of a fault of ours. To read all of a long queue at once would delay pages and cycles for a second.
 """
 
 import time
@@ -11,7 +12,7 @@ from datetime import datetime
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import ColumnElement, Select, func, select, true, tuple_
 from sqlalchemy.orm import Session
 
 from mooring.control.instances import gangs
@@ -23,9 +24,13 @@ from mooring.db.types import JsonObject
 from mooring.scheduler.model import Gang, Request
 
 _CHUNK = 1000
-# Everything is read again after this time.
+# Each row is read again about this often; of a short queue, this many rows are read in this time.
 READ_ALL_S = 60.0
+_READ_AGAIN = 1000
+_PENDING = Instance.state == State.PENDING
 _changeable = attrgetter(*CHANGEABLE_FIELDS)
+
+_Position = tuple[datetime, str]  # in the table's index of pending instances: `queued_at` and id
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,8 @@ class Pending:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._read_at: float | None = None  # when everything was last read
+        self._read_at: float | None = None  # when the last part was read
+        self._read_to: _Position | None = None  # the end of that part; None: of the queue
         self._floor = 0  # every event up to this `seq` is included
         self._seen: frozenset[int] = frozenset()  # later events that are included
         self._rules: Mapping[str, _ProjectRules] = {}
@@ -80,20 +86,21 @@ class Pending:
         self._current: tuple[Request, ...] = ()
 
     def refresh(self, session: Session, complete_to: float) -> tuple[Request, ...]:
-        """As `current`; also forgets which events it has seen, and reads everything if that is due.
+        """As `current`; also forgets which events it has seen, and reads a part of the rows again.
 
         Args:
             complete_to: what `event_order.complete_to` returned in a transaction that ended before `session`.
         """
-        if self._read_at is None or self._clock() - self._read_at >= READ_ALL_S:
+        if self._read_at is None:
             newest = session.scalar(select(func.max(Event.seq))) or 0
             self._floor = max(self._floor, int(min(complete_to, newest)))
             self._seen = frozenset(_events(session, self._floor))
             return self._read_all(session)
-        current = self.current(session)
+        if self._catch_up(session):
+            self._read_part(session, self._read_at)
         self._floor = int(min(complete_to, max(self._seen, default=self._floor)))
         self._seen = frozenset(seq for seq in self._seen if seq > self._floor)
-        return current
+        return self._current
 
     def current(self, session: Session) -> tuple[Request, ...]:
         """The requests that may be placed: without those of groups that wait for a member (`gangs.of`).
@@ -102,9 +109,14 @@ class Pending:
         """
         if self._read_at is None:
             return Pending(self._clock)._read_all(session)
+        self._catch_up(session)
+        return self._current
+
+    def _catch_up(self, session: Session) -> bool:
+        """Read what has changed. False: the session began before the one that was last used here."""
         events = _events(session, self._floor)
         if not self._seen <= events.keys():
-            return self._current  # the session began before the one that was last used here
+            return False
         rules = _rules(session)
         changed_projects = {each for each, _rule in rules.items() ^ self._rules.items()}
         changed = {instance_id for seq, instance_id in events.items() if seq not in self._seen}
@@ -113,7 +125,7 @@ class Pending:
         self._seen, self._rules = frozenset(events), rules
         if changed:
             self._read_changed(session, changed)
-        return self._current
+        return True
 
     def added(self, session: Session, instance_ids: Collection[str]) -> tuple[Request, ...]:
         """The requests of instances that this transaction has added; they are not cached."""
@@ -125,13 +137,34 @@ class Pending:
     def _read_all(self, session: Session) -> tuple[Request, ...]:
         self._read_at = self._clock()
         self._rules = _rules(session)
-        self._rows = dict(_rows(session, Instance.state == State.PENDING))
+        self._rows = dict(_rows(session, _PENDING))
         groups = {row.group_id for row in self._rows.values() if row.group_id}
         self._gangs = gangs.of(session, groups)
-        self._requests = {each: self._requests[each] for each in self._requests.keys() & self._rows.keys()}
-        self._keys = {each: key for each, key in self._keys.items() if each in self._requests}
         self._update(session, self._rows.keys())
         return self._current
+
+    def _read_part(self, session: Session, read_at: float) -> None:
+        """Read the next rows again, as many as are due since `read_at`."""
+        passed = (self._clock() - read_at) / READ_ALL_S
+        due = int(min(passed, 1.0) * max(len(self._rows), _READ_AGAIN))
+        if not due:
+            return
+        begin = self._read_to
+        after = true() if begin is None else tuple_(Instance.queued_at, Instance.id) > begin
+        found = dict(_rows(session, _PENDING & after, limit=due))
+        self._read_at = self._clock()
+        self._read_to = _position(*list(found.items())[-1]) if len(found) == due else None
+        for missing in self._between(begin, self._read_to) - found.keys():
+            self._rows.pop(missing)
+            self._forget(missing)
+        self._rows |= found
+        groups = {row.group_id for row in found.values() if row.group_id}
+        self._update(session, found.keys() | self._read_gangs(session, groups))
+
+    def _between(self, begin: _Position | None, end: _Position | None) -> set[str]:
+        """The cached instances after `begin` (None: from the first) up to `end` (None: to the last)."""
+        positions = (_position(*each) for each in self._rows.items())
+        return {at[1] for at in positions if (begin is None or at > begin) and (end is None or at <= end)}
 
     def _read_changed(self, session: Session, changed: set[str]) -> None:
         found: dict[str, tuple[State, str | None]] = {}
@@ -167,9 +200,11 @@ class Pending:
                 self._forget(instance_id)
                 continue
             key = _Key(row.queued_at, row.changeable, gang, self._rules.get(row.project_id, _NO_RULES))
-            if key != self._keys.get(instance_id):
+            if instance_id in read or key != self._keys.get(instance_id):
                 self._keys[instance_id], self._requests[instance_id] = key, _with(key, request)
-        self._current = tuple(self._requests.values())
+        current = tuple(self._requests.values())
+        if current != self._current:
+            self._current = current
 
     def _forget(self, instance_id: str) -> None:
         self._keys.pop(instance_id, None)
@@ -201,12 +236,22 @@ def _rules(session: Session) -> dict[str, _ProjectRules]:
     }  # fmt: skip
 
 
-def _rows(session: Session, condition: ColumnElement[bool]) -> Iterator[tuple[str, _Row]]:
+def _position(instance_id: str, row: _Row) -> _Position:
+    return row.queued_at, instance_id
+
+
+def _rows(
+    session: Session, condition: ColumnElement[bool], limit: int | None = None
+) -> Iterator[tuple[str, _Row]]:
+    """With a limit: the first ones by their position."""
     columns = (
         Instance.id, Instance.queued_at, Instance.group_id, Instance.project_id,
         *(getattr(Instance, name) for name in CHANGEABLE_FIELDS),
     )  # fmt: skip
-    for row in session.execute(select(*columns).where(condition)):
+    query = select(*columns).where(condition)
+    if limit is not None:
+        query = query.order_by(Instance.queued_at, Instance.id).limit(limit)
+    for row in session.execute(query):
         yield row.id, _Row(row.queued_at, _changeable(row), row.group_id, row.project_id)
 
 

@@ -89,18 +89,17 @@ def view(session: Session, cache: SchedulerCache) -> QueueView:
     with cache.evaluating(session) as evaluation:
         return QueueView(
             QueueEntries(evaluation.line, forecasts),
-            _standings(evaluation.snapshot, evaluation.shares, evaluation.holders),
+            _standings(evaluation.snapshot, evaluation.shares, evaluation.waiting | evaluation.holders),
         )
 
 
 def _standings(
-    snapshot: Snapshot, shares: ProjectShares, holders: Collection[str]
+    snapshot: Snapshot, shares: ProjectShares, in_use: Collection[str]
 ) -> dict[str, ProjectStanding]:
-    waiting = {request.project_id for request in snapshot.requests}
     return {
         project_id: ProjectStanding(
             project, shares.held(project_id).gpu_milli / WHOLE_MILLI, shares.dominant(project_id)
         )
         for project_id, project in sorted(snapshot.projects.items())
-        if project_id in waiting or project_id in holders or project.used.gpu_s or project.used.cpu_s
+        if project_id in in_use or project.used.gpu_s or project.used.cpu_s
     }
