@@ -67,11 +67,11 @@ class Scheduling(Loop):
         self._count_usage(snapshot)
         plan = schedule(snapshot, self._cycle_cache) if snapshot.requests else SchedulingPlan((), ())
         self._cache.publish(snapshot, plan)
-        self._cache.prepare_evaluation(snapshot)
         self._place(plan.placements, snapshot.requests)
         if plan.evictions:
             self._evict(plan.evictions, snapshot)
         self._reasons.write(plan.waiting)
+        self._cache.prepare_evaluation(snapshot)
 
     def rest_after(self, cpu_s: float) -> float:
         """With a long queue, many creates share one cycle. Of several replicas, one reacts to each create."""

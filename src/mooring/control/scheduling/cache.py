@@ -94,12 +94,18 @@ class SchedulerCache:
             yield self._evaluation
 
     def prepare_evaluation(self, snapshot: Snapshot) -> None:
-        """Order many new requests before a client asks for the queue: 20,000 take half a second."""
-        with self.evaluating_lock:
-            ordered = len(self._evaluation.snapshot.requests) if self._evaluation else 0
-            if len(snapshot.requests) - ordered >= _MANY_NEW:
-                self._evaluation = Evaluation(snapshot, self._cycle_cache, self._forecast_cache)
-                self._evaluation.order_queue()
+        """Order many new requests before a client asks for the queue: 20,000 take half a second.
+
+        Does nothing while an evaluation is in use: the scheduling loop must not wait for clients.
+        """
+        ordered = len(self._evaluation.snapshot.requests) if self._evaluation else 0
+        if len(snapshot.requests) - ordered < _MANY_NEW or not self.evaluating_lock.acquire(blocking=False):
+            return
+        try:
+            self._evaluation = Evaluation(snapshot, self._cycle_cache, self._forecast_cache)
+            self._evaluation.order_queue()
+        finally:
+            self.evaluating_lock.release()
 
     @contextmanager
     def immediate_placement(self) -> Iterator[CycleCache]:
