@@ -1,18 +1,23 @@
 """No call to PostgreSQL waits without end, and a lost LISTEN connection is replaced."""
 
 import gc
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg import IsolationLevel
+from psycopg.abc import PQGen
+from psycopg.waiting import Wait
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from mooring.db.notifications import Listener
+from mooring.db.postgresql import BoundedConnection
 from mooring.db.session import Database, notify
 from mooring.db.signals import Signals, Topic
 from tests.testbed import processes
@@ -103,6 +108,28 @@ def test_a_connection_lost_during_a_large_query_leaves_nothing_open(database: Da
             del session, result
         gc.collect()
     assert caught == []
+
+
+def test_a_call_that_fails_leaves_no_open_generator(
+    cluster: PostgresCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The generator of a pipeline sends something at its end, even if the connection was lost."""
+    ignored: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda error: ignored.append(error.exc_value))
+
+    def exit_of_a_pipeline() -> PQGen[None]:
+        try:
+            while True:
+                yield Wait.R
+        finally:
+            raise psycopg.OperationalError("no connection to the server")
+
+    with BoundedConnection.connect(cluster.url()) as connection:
+        connection.call_timeout_s = 0.1
+        with pytest.raises(psycopg.OperationalError, match="did not answer in time"):
+            connection.wait(exit_of_a_pipeline())
+    gc.collect()
+    assert ignored == []
 
 
 def test_a_lost_listening_connection_is_replaced_without_an_outage(database: Database) -> None:

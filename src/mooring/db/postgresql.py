@@ -13,6 +13,7 @@ import math
 import re
 import select
 import time
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -75,7 +76,13 @@ class BoundedConnection(psycopg.Connection[Any]):
         except StopIteration as done:
             result: Result = done.value  # the server was not asked, such as for set_isolation_level
             return result
-        gen = _resumed(first, gen)
+        resumed = _resumed(first, gen)
+        try:
+            return self._answer(resumed, interval)
+        finally:
+            resumed.close()
+
+    def _answer(self, gen: PQGen[Result], interval: float) -> Result:
         until = time.monotonic() + self.call_timeout_s
         while True:
             # Decided before the wait: an answer that came while this process stood still is read first.
@@ -104,14 +111,18 @@ class _ServerCursor(psycopg.ServerCursor[Any]):
 
 
 def _resumed(first: Any, gen: PQGen[Result]) -> PQGen[Result]:
-    """The generator from its first step on."""
+    """The generator from its first step on. It is closed with this one."""
     step = first
-    while True:
-        try:
+    try:
+        while True:
             step = gen.send((yield step))
-        except StopIteration as done:
-            result: Result = done.value
-            return result
+    except StopIteration as done:
+        result: Result = done.value
+        return result
+    finally:
+        # That of a pipeline sends something at its end, which fails if the connection was lost.
+        with suppress(psycopg.Error):
+            gen.close()
 
 
 def url_of_several_hosts(url: str) -> URL | None:
