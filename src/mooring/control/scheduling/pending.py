@@ -26,6 +26,7 @@ from mooring.scheduler.model import Gang, Request
 _CHUNK = 1000
 # Each row is read again about this often; of a short queue, this many rows are read in this time.
 READ_ALL_S = 60.0
+_BETWEEN_PARTS_S = 2.0
 _READ_AGAIN = 1000
 _PENDING = Instance.state == State.PENDING
 _changeable = attrgetter(*CHANGEABLE_FIELDS)
@@ -145,10 +146,10 @@ class Pending:
 
     def _read_part(self, session: Session, read_at: float) -> None:
         """Read the next rows again, as many as are due since `read_at`."""
-        passed = (self._clock() - read_at) / READ_ALL_S
-        due = int(min(passed, 1.0) * max(len(self._rows), _READ_AGAIN))
-        if not due:
+        passed_s = self._clock() - read_at
+        if passed_s < _BETWEEN_PARTS_S:
             return
+        due = int(min(passed_s / READ_ALL_S, 1.0) * max(len(self._rows), _READ_AGAIN))
         begin = self._read_to
         after = true() if begin is None else tuple_(Instance.queued_at, Instance.id) > begin
         found = dict(_rows(session, _PENDING & after, limit=due))
