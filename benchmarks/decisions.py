@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib
@@ -29,6 +30,9 @@ from mooring.scheduler.packing.fleet import Fleet
 from mooring.scheduler.packing.learning import Learning
 from mooring.scheduler.packing.shapes import FleetNode, Move, NodeClass, Shape
 from mooring.scheduler.schedule import schedule
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SIZES = (100, 200, 500, 1000, 2000, 5000, 10_000)
 FILLED = 0.9
@@ -182,7 +186,7 @@ class Cluster:
         return len(plan.placements) / seconds
 
     def settle(self) -> None:
-        """Freeze the garbage collector, as the scheduling loop does after it has loaded all nodes."""
+        """Exclude the cluster from garbage collections, as the scheduling loop does with many nodes."""
         exclude_present_objects()
 
     def end_some(self) -> None:
@@ -276,11 +280,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _draw(rates: Sequence[Rate], path: Path) -> None:
-    import matplotlib as mpl  # noqa: PLC0415 - takes a second, and most runs draw nothing
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from benchmarks.plots import plot  # noqa: PLC0415 - matplotlib takes a second, and most runs draw nothing
 
-    figure = Figure(figsize=(7, 3.5), layout="constrained")
-    axes = figure.subplots()
+    plot(path, lambda axes: _curves(axes, rates))
+
+
+def _curves(axes: "Axes", rates: Sequence[Rate]) -> None:
     nodes = [rate.nodes for rate in rates]
     axes.plot(nodes, [rate.alone for rate in rates], marker="o", label="decisions of the fleet alone")
     axes.plot(nodes, [rate.filling for rate in rates], marker="o", label="whole plans, much room")
@@ -288,8 +293,6 @@ def _draw(rates: Sequence[Rate], path: Path) -> None:
     axes.axhline(WANTED_PER_S, color="grey", linestyle="--", label=f"{WANTED_PER_S:,} a second")
     axes.set(xlabel="nodes of eight GPUs", ylabel="a second, one process", xscale="log", ylim=(0, None))
     axes.legend()
-    with mpl.rc_context({"svg.hashsalt": "mooring"}):
-        figure.savefig(path, metadata={"Date": None})
 
 
 if __name__ == "__main__":

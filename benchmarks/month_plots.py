@@ -1,32 +1,24 @@
 """Plots of the simulated month as SVG; equal figures give equal bytes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from benchmarks.month_simulation import Interval, Outcome
 from benchmarks.month_workload import DAY_S, MONTH_S, PROJECTS
+from benchmarks.plots import plot
 
 _BINS = 120
 
 
 def write(folder: Path, lines: Sequence[str], outcomes: Mapping[str, Outcome]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    mpl.rcParams["svg.hashsalt"] = "mooring"
-    _plot(folder / "waits.svg", lambda axes: _waits(axes, outcomes))
-    _plot(folder / "worst-waits.svg", lambda axes: _worst_by_size(axes, outcomes))
-    _plot(folder / "projects.svg", lambda axes: _by_project(axes, outcomes))
-    _plot(folder / "utilization.svg", lambda axes: _use(axes, outcomes))
+    plot(folder / "waits.svg", lambda axes: _waits(axes, outcomes))
+    plot(folder / "worst-waits.svg", lambda axes: _worst_by_size(axes, outcomes))
+    plot(folder / "projects.svg", lambda axes: _by_project(axes, outcomes))
+    plot(folder / "utilization.svg", lambda axes: _use(axes, outcomes))
     (folder / "table.md").write_text("\n".join(lines) + "\n")
-
-
-def _plot(path: Path, draw: Callable[[Axes], None]) -> None:
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    draw(figure.subplots())
-    figure.savefig(path, metadata={"Date": None})
 
 
 def _waits(axes: Axes, outcomes: Mapping[str, Outcome]) -> None:

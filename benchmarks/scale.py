@@ -10,10 +10,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
 from benchmarks import creates, nodes
+from benchmarks.plots import plot
 
 Curve = Sequence[tuple[float, float]]
 
@@ -52,15 +52,13 @@ def main(docs: Path | None) -> int:
 
 
 def _draw(path: Path, curves: Mapping[str, Curve], x: str, y: str) -> None:
-    """Equal figures give equal bytes."""
-    mpl.rcParams["svg.hashsalt"] = "mooring"
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    axes = figure.subplots()
-    for name, curve in curves.items():
-        axes.plot(*zip(*curve, strict=True), marker="o", label=name)
-    axes.set(xlabel=x, ylabel=y, xlim=(0, None), ylim=(0, None))
-    axes.legend()
-    figure.savefig(path, metadata={"Date": None})
+    def draw(axes: Axes) -> None:
+        for name, curve in curves.items():
+            axes.plot(*zip(*curve, strict=True), marker="o", label=name)
+        axes.set(xlabel=x, ylabel=y, xlim=(0, None), ylim=(0, None))
+        axes.legend()
+
+    plot(path, draw)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Reference cycles are freed soon, and those that became garbage late are freed too."""
 
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import pytest
 from mooring.db.session import Database
 from mooring.db.signals import Signals
 from mooring.loops.garbage import GarbageCollection
+from tests.service import RunningService
 
 
 class Cycle:
@@ -39,3 +41,7 @@ def test_a_cycle_is_freed(loop: GarbageCollection, survived: int, freed_after: i
     assert freed() is not None
     loop.tick()
     assert freed() is None
+
+
+def test_a_service_collects(service: RunningService) -> None:
+    assert GarbageCollection.__name__ in {thread.name for thread in threading.enumerate()}

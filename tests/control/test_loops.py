@@ -158,6 +158,17 @@ def test_a_long_queue_is_in_order_before_a_client_asks(
     assert ordered == [False, True]
 
 
+def test_scheduling_does_not_wait_for_an_evaluation(
+    client: Client, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "_MANY_NEW", 1)
+    client.create(gpus={"count": 9})
+    cache = SchedulerCache()
+    with cache.evaluating_lock:
+        Scheduling(database, cache).tick()
+    assert cache.last_cycle is not None
+
+
 def copy_node(database: Database, node_id: str, times: int) -> None:
     """Insert rows like this node's, without GPUs."""
     names = [str(uuid4()) for _ in range(times)]

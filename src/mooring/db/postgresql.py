@@ -76,13 +76,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         except StopIteration as done:
             result: Result = done.value  # the server was not asked, such as for set_isolation_level
             return result
-        resumed = _resumed(first, gen)
-        try:
-            return self._answer(resumed, interval)
-        finally:
-            resumed.close()
-
-    def _answer(self, gen: PQGen[Result], interval: float) -> Result:
+        gen = _resumed(first, gen)
         until = time.monotonic() + self.call_timeout_s
         while True:
             # Decided before the wait: an answer that came while this process stood still is read first.
@@ -120,7 +114,7 @@ def _resumed(first: Any, gen: PQGen[Result]) -> PQGen[Result]:
         result: Result = done.value
         return result
     finally:
-        # That of a pipeline sends something at its end, which fails if the connection was lost.
+        # Unfinished after a failed call. That of a pipeline then sends something at its end, which fails too.
         with suppress(psycopg.Error):
             gen.close()
 

@@ -69,7 +69,7 @@ class WriteProbe:
         if at != wanted:
             raise NotMigrated(f"the database is at revision {at}, not {wanted}; run: mooring db upgrade")
         if time.monotonic() < database.full_at + FULL_S:
-            raise DatabaseUnavailable("the database's disk is full")
+            raise DatabaseUnavailable("the database's disk is full: free space there")
         if time.monotonic() >= max(self._written_at, database.written_at) + KEPT_S:
             database.require_writable()
             self._written_at = time.monotonic()

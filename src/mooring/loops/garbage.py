@@ -14,7 +14,7 @@ _ALL_EVERY: Final = 3000
 class GarbageCollection(Loop):
     """Collects young objects so often that there are few of them.
 
-    Python starts a collection when allocations exceed deallocations by a number. Waiting calls of many
+    Python starts a collection when allocations exceed deallocations by a limit. Waiting calls of many
     nodes replace each other, so this difference hardly grows. With 2,000 nodes, 150,000 young objects were
     visited at once every half a minute, which took 0.3 s.
     """
@@ -34,7 +34,7 @@ class GarbageCollection(Loop):
 
 
 def exclude_present_objects() -> None:
-    """Exclude all present objects from garbage collections: many, or such as live as long as the process.
+    """Exclude all present objects from later garbage collections. For many objects that will stay.
 
     With 10,000 nodes and 80,000 GPUs in the cache, a full collection blocks all requests for 0.3 s. Cached
     objects that are replaced have no reference cycles, so they are freed all the same.

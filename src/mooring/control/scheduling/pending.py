@@ -24,8 +24,9 @@ from mooring.db.types import JsonObject
 from mooring.scheduler.model import Gang, Request
 
 _CHUNK = 1000
-# Each row is read again about this often; of a short queue, this many rows are read in this time.
+# Each row of a queue is read again about this often, or more often if there are less than _READ_AGAIN.
 READ_ALL_S = 60.0
+# Of many cycles in this time, only the first reads a part.
 _BETWEEN_PARTS_S = 2.0
 _READ_AGAIN = 1000
 _PENDING = Instance.state == State.PENDING
