@@ -100,6 +100,14 @@ def test_the_rest_after_a_long_tick_is_limited(database: Database, kind: type[Co
         loop.stop()
 
 
+def test_many_creates_one_after_the_other_share_cycles(database: Database) -> None:
+    """A cycle for each would take the interpreter from the requests: 75 % of a core with one client."""
+    loop = Scheduling(database, SchedulerCache())
+    pauses = [loop.rest_after(0.005) for _ in range(100)]
+    assert pauses[0] == 0
+    assert 0.1 < pauses[-1] <= 0.2 + 1e-9
+
+
 def test_a_new_process_reads_recent_requests(client: Client, database: Database, node: WireNode) -> None:
     for gpus in (3, 5):
         template = {"image": "mooring-test/busybox:1", "gpus": {"count": gpus}}

@@ -11,6 +11,7 @@ from mooring.control.instances import preemption
 from mooring.control.instances.placements import assign
 from mooring.control.scheduling import pending, usage
 from mooring.control.scheduling.cache import SchedulerCache
+from mooring.core.cpu_share import CpuShare
 from mooring.db.session import Database
 from mooring.db.signals import Topic
 from mooring.loops.garbage import exclude_present_objects
@@ -26,6 +27,11 @@ from mooring.scheduler.schedule import schedule
 BATCH = 32
 # Replicas that do not lead run cycles too: the leader may stand still, and each shows its last cycle.
 BETWEEN_CYCLES_OF_OTHERS_S = 1.0
+# A cycle for each create would keep a core busy. After a pause a create starts a cycle at once; behind
+# others it waits for one rest at most.
+_SHARE_OF_A_CORE = 0.08
+_BURST_S = 0.03
+_LONGEST_REST_S = 0.2
 # A new process learns the usual requests from this many of the newest instances.
 _LEARNT_FROM = 4000
 
@@ -48,6 +54,7 @@ class Scheduling(Loop):
         super().__init__(database)
         self._cache = cache
         self._cycle_cache = CycleCache()
+        self._cpu_share = CpuShare(_SHARE_OF_A_CORE, _BURST_S, _LONGEST_REST_S)
         self._learning: Learning | None = None
         self._reasons = WaitingReasons(database)
         self._counted_at = float("-inf")
@@ -74,11 +81,9 @@ class Scheduling(Loop):
         self._cache.prepare_evaluation(snapshot)
 
     def rest_after(self, cpu_s: float) -> float:
-        """With a long queue, many creates share one cycle. Of several replicas, one reacts to each create."""
-        few_cycles_s = min(8 * cpu_s, 0.2) if cpu_s > 0.01 else 0
-        if not self.database.leads:
-            few_cycles_s = BETWEEN_CYCLES_OF_OTHERS_S
-        return max(super().rest_after(cpu_s), few_cycles_s)
+        """Many creates share one cycle. Of several replicas, one reacts to each create."""
+        rest_s = max(super().rest_after(cpu_s), self._cpu_share.rest_after(cpu_s, time.monotonic()))
+        return rest_s if self.database.leads else max(rest_s, BETWEEN_CYCLES_OF_OTHERS_S)
 
     def _learn(self, session: Session, snapshot: Snapshot) -> Learning:
         """Learn from recent requests, so that a restart does not lose what was learned."""
