@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import uvicorn
+from anyio.to_thread import current_default_thread_limiter
 from pydantic import SecretStr
 
 from mooring.api.app import create_app
@@ -56,6 +57,9 @@ log = logging.getLogger(__name__)
 # How long open requests may continue after SIGTERM; long polls and streams end at once.
 _GRACE_S = 2
 _MAX_OPEN_FILES = 16_384
+# A thread has one connection to the database at most. So ten of the pool's 40 remain for the loops while all
+# threads wait, such as for a locked row.
+_REQUEST_THREADS = 30
 # By default a thread that processes a query keeps the interpreter for 5 ms while the event loop waits to send
 # an answer or a notification; every step of a create would pay for that.
 _SWITCH_INTERVAL_S = 0.0005
@@ -283,6 +287,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)  # type: ignore[arg-type]
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        current_default_thread_limiter().total_tokens = _REQUEST_THREADS
         await super().startup(sockets)  # type: ignore[arg-type]
         if not self.started:
             return

@@ -102,6 +102,7 @@ def test_the_rest_after_a_long_tick_is_limited(database: Database, kind: type[Co
 
 def test_many_creates_one_after_the_other_share_cycles(database: Database) -> None:
     """A cycle for each would take the interpreter from the requests: 75 % of a core with one client."""
+    database.leads = True
     loop = Scheduling(database, SchedulerCache())
     pauses = [loop.rest_after(0.005) for _ in range(100)]
     assert pauses[0] == 0

@@ -13,7 +13,12 @@ from mooring.api.auth.rate_limits import DelayedAnswers, NodeStreams, OpenStream
 from mooring.api.http.batches import Batches
 from mooring.api.http.heartbeats import HeartbeatBatches
 from mooring.api.http.shared_reads import SharedReads
-from mooring.api.http.turns import MAX_CONCURRENT_WRITES, ProjectTurns, SchedulerTurns
+from mooring.api.http.turns import (
+    MAX_CONCURRENT_WRITES,
+    MAX_CONCURRENT_WRITES_OF_ADMIN,
+    ProjectTurns,
+    SchedulerTurns,
+)
 from mooring.api.streaming.channels import Channels
 from mooring.api.streaming.event_pages import EventPages
 from mooring.api.views.rendered import RenderedInstances
@@ -47,6 +52,9 @@ class Context:
     event_pages: EventPages = field(default_factory=EventPages)
     scheduler_turns: SchedulerTurns = field(default_factory=SchedulerTurns)
     write_turns: ProjectTurns = field(default_factory=lambda: ProjectTurns(MAX_CONCURRENT_WRITES))
+    admin_write_turns: ProjectTurns = field(
+        default_factory=lambda: ProjectTurns(MAX_CONCURRENT_WRITES_OF_ADMIN)
+    )
     # Separate, because a transaction that locks projects must do so before it locks nodes.
     creates: Batches[Any] = field(default_factory=Batches)
     deletes: Batches[Any] = field(default_factory=Batches)

@@ -1,18 +1,20 @@
 """Expensive requests of one project do not delay other projects (finding 9 of the audit, decision 22)."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, text
 
 from mooring.api.auth.rate_limits import DELAY_S, REQUESTS
 from mooring.api.auth.rules import DRY_RUN_EXTRA, IMMEDIATE_EXTRA, SCHEDULER_COST
+from mooring.api.http.turns import MAX_CONCURRENT_WRITES_OF_ADMIN
 from mooring.control.scheduling.cache import SchedulerCache
+from mooring.db.session import Database
 from tests.nodes import WireNode
 from tests.problems import problem
 from tests.service import Client, RunningService, running, settings_for
@@ -21,7 +23,7 @@ from tests.testbed.waiting import wait_until
 pytestmark = pytest.mark.both_databases
 
 EVENTS = {"Accept": "text/event-stream"}
-THREADS = 40  # anyio's default number of worker threads
+THREADS = 40  # more than `server._REQUEST_THREADS`
 PENDING: dict[str, Any] = {"image": "a", "gpus": {"count": 64}}
 REQUESTS_OF = {str(action_class): most for action_class, most in REQUESTS.items()}
 # A part of the query in `control/events.py`, as SQLAlchemy renders it.
@@ -108,6 +110,53 @@ class TestSchedulerTurns:
                 wait_until(lambda: len(batches) == 7)
                 assert other.get("/v1/instances", timeout=8).status_code == 200
             assert {answer.result().status_code for answer in answers} == {201}
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+class TestConnections:
+    """Requests that wait for a lock leave connections to the loops."""
+
+    @pytest.fixture
+    def secret(self, client: Client) -> str:
+        """The path of a secret."""
+        project = client.post("/v1/projects", json={"name": "p"}).json()["id"]
+        made = client.post("/v1/secrets", json={"name": "s", "value": "v", "project_id": project}).json()
+        return f"/v1/secrets/{made['id']}"
+
+    def test_waiting_reads_do_not_take_all_connections(
+        self, service: RunningService, client: Client, secret: str
+    ) -> None:
+        database, threads = service.plane.database, 30
+        with ThreadPoolExecutor(THREADS + 8) as pool:
+            with locked_secrets(database) as waiting:
+                answers = [pool.submit(client.get, secret) for _ in range(THREADS + 8)]
+                wait_until(lambda: waiting() >= threads)
+                with ExitStack() as loops:
+                    for _ in range(5):
+                        loops.enter_context(database.read()).execute(text("SELECT 1"))
+                assert waiting() == threads
+            assert {answer.result().status_code for answer in answers} == {200}
+
+    def test_an_admin_has_eight_writes_at_a_time(
+        self, service: RunningService, client: Client, secret: str
+    ) -> None:
+        turns = service.service._server._context.admin_write_turns
+        with ThreadPoolExecutor(20) as pool:
+            with locked_secrets(service.plane.database) as waiting:
+                answers = [pool.submit(client.put, secret, json={"value": "w"}) for _ in range(20)]
+                wait_until(lambda: len(turns) == 20)
+                wait_until(lambda: waiting() == MAX_CONCURRENT_WRITES_OF_ADMIN)
+                assert client.get("/v1/projects", timeout=8).status_code == 200
+            assert {answer.result().status_code for answer in answers} == {200}
+
+
+@contextmanager
+def locked_secrets(database: Database) -> Iterator[Callable[[], int]]:
+    """Lock the table of secrets within the block; the function counts the connections that wait for it."""
+    with database.engine.connect() as connection:
+        connection.execute(text("LOCK TABLE secrets IN ACCESS EXCLUSIVE MODE"))
+        query = text("SELECT count(*) FROM pg_locks WHERE relation = 'secrets'::regclass AND NOT granted")
+        yield lambda: int(connection.scalar(query) or 0)
 
 
 class TestEvaluations:

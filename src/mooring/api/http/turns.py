@@ -2,7 +2,8 @@
 
 SchedulerTurns: one request at a time in this process runs the scheduler, round-robin over projects. The
 scheduler keeps the interpreter busy: two at a time would be no faster, and slow down all other requests.
-ProjectTurns: a few requests of each project at a time, for example writes, since SQLite has one writer.
+ProjectTurns: a few requests of each project, or of each admin, at a time, for example writes: SQLite has one
+writer, and on PostgreSQL a waiting write has a connection.
 """
 
 import asyncio
@@ -24,6 +25,8 @@ PAUSE_FACTOR: Final = 2.0
 
 # Concurrent writes of one project: while one commits, the next is prepared.
 MAX_CONCURRENT_WRITES: Final = 2
+# Of one admin, who writes in many projects.
+MAX_CONCURRENT_WRITES_OF_ADMIN: Final = 8
 
 Clock = Callable[[], float]
 
@@ -67,7 +70,7 @@ class ProjectTurns:
                 await turns.acquire()
         except TimeoutError:
             raise TooManyRequests(
-                "your project has too many concurrent requests; try again soon", retry_after_s=1
+                "too many of your concurrent requests wait; try again soon", retry_after_s=1
             ) from None
 
 
