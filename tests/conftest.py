@@ -1,7 +1,7 @@
 """Fixtures for all tests: a database of either kind, and a service that uses it."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -17,8 +17,14 @@ pytest_plugins = ["tests.testbed.fixtures"]
 
 DATABASES = ("sqlite", "postgresql")
 
-# A file that takes minutes starts first: started last, it would leave the other workers idle.
-_LONGEST_FIRST = ("contract/test_schemathesis.py", "faults/", "walk/", "scheduler/", "testbed/", "contract/")
+# Kinds of files whose tests mostly wait for daemons and timers, the longest first. Each is spread evenly, to
+# run beside files that use the CPU. The last fifth has none: a long file at the end would leave the other
+# workers idle.
+_WAITING = (
+    ("contract/test_schemathesis.py", "faults/", "walk/", "testbed/", "contract/"),
+    ("agent/docker/", "agent/images/", "agent/disk/", "agent/sync/"),
+)
+_WAITING_BEGIN_WITHIN = 0.8
 
 # Fixtures that start a daemon. `--quick` leaves out the tests that use them.
 _DAEMONS = {
@@ -57,7 +63,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items
         if (every or _runs_on_its_database(item)) and not (quick and _needs_a_daemon(item))
     ]
-    items.sort(key=_sort_key)
+    places = _places({_relative_path(item): None for item in items})
+    items.sort(key=lambda item: places[_relative_path(item)])
 
 
 def _runs_on_its_database(item: pytest.Item) -> bool:
@@ -81,9 +88,18 @@ def _needs_a_daemon(item: pytest.Item) -> bool:
     )
 
 
-def _sort_key(item: pytest.Item) -> int:
-    places = (place for place, start in enumerate(_LONGEST_FIRST) if _relative_path(item).startswith(start))
-    return next(places, len(_LONGEST_FIRST))
+def _places(files: Collection[str]) -> dict[str, float]:
+    """Where each file comes in the order of all, from 0 to 1."""
+    waiting = [
+        list(dict.fromkeys(file for start in kind for file in files if file.startswith(start)))
+        for kind in _WAITING
+    ]
+    others = [file for file in files if not any(file in kind for kind in waiting)]
+    return {
+        file: within * place / len(kind)
+        for kind, within in (*((kind, _WAITING_BEGIN_WITHIN) for kind in waiting), (others, 1.0))
+        for place, file in enumerate(kind)
+    }
 
 
 def _relative_path(item: pytest.Item) -> str:
