@@ -1,13 +1,14 @@
 """The curves of docs/scale.md: creates by the number of clients, and the servers' CPU by the number of nodes.
 
-    python -m benchmarks.scale [--docs docs/scale]
+    python -m benchmarks.scale [--only creates|nodes] [--docs docs/scale]
 
-Takes twenty minutes on two cores. Prints each figure, and draws the curves into that folder.
+Both take 25 minutes on two cores, creates alone ten. Prints each figure, and draws the curves into the
+folder `docs`.
 """
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -22,6 +23,7 @@ SERVERS = {
     "PostgreSQL": ("postgresql", 1),
     "PostgreSQL, 3 replicas": ("postgresql", 3),
 }
+PARTS = ("creates", "nodes")
 CLIENTS = (1, 2, 4, 8, 16, 24, 48)
 CREATES_S = 6.0
 NODES = (100, 300, 1000, 3000)
@@ -29,25 +31,31 @@ NODES = (100, 300, 1000, 3000)
 NODES_ON_POSTGRESQL = (100, 300, 1000)
 
 
-def main(docs: Path | None) -> int:
-    made = {
-        name: [(clients, creates.measured(CREATES_S, *servers, clients)) for clients in CLIENTS]
-        for name, servers in SERVERS.items()
-    }
-    cpu = {
-        name: [
-            (size, 100 * nodes.measured(size, *servers, only_heartbeats=True).share)
-            for size in (NODES if servers[0] == "sqlite" else NODES_ON_POSTGRESQL)
-        ]
-        for name, servers in SERVERS.items()
-    }
+def main(parts: Collection[str], docs: Path | None) -> int:
+    curves: dict[tuple[str, str, str], Mapping[str, Curve]] = {}
+    if "creates" in parts:
+        made = {
+            name: [(clients, creates.measured(CREATES_S, *servers, clients)) for clients in CLIENTS]
+            for name, servers in SERVERS.items()
+        }
+        curves["creates.svg", "clients", "creates a second"] = {
+            name: [(x, each.rate) for x, each in curve] for name, curve in made.items()
+        }
+        curves["creates-p99.svg", "clients", "99th percentile of a create, ms"] = {
+            name: [(x, 1e3 * each.p99_s) for x, each in curve] for name, curve in made.items()
+        }
+    if "nodes" in parts:
+        curves["nodes.svg", "nodes", "CPU of the servers, % of a core"] = {
+            name: [
+                (size, 100 * nodes.measured(size, *servers, only_heartbeats=True).share)
+                for size in (NODES if servers[0] == "sqlite" else NODES_ON_POSTGRESQL)
+            ]
+            for name, servers in SERVERS.items()
+        }
     if docs is not None:
         docs.mkdir(parents=True, exist_ok=True)
-        rates = {name: [(x, each.rate) for x, each in curve] for name, curve in made.items()}
-        slowest = {name: [(x, 1e3 * each.p99_s) for x, each in curve] for name, curve in made.items()}
-        _draw(docs / "creates.svg", rates, "clients", "creates a second")
-        _draw(docs / "creates-p99.svg", slowest, "clients", "99th percentile of a create, ms")
-        _draw(docs / "nodes.svg", cpu, "nodes", "CPU of the servers, % of a core")
+        for (file, x, y), drawn in curves.items():
+            _draw(docs / file, drawn, x, y)
     return 0
 
 
@@ -63,5 +71,7 @@ def _draw(path: Path, curves: Mapping[str, Curve], x: str, y: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
+    parser.add_argument("--only", choices=PARTS, help="measure only this")
     parser.add_argument("--docs", type=Path, help="folder for the curves")
-    sys.exit(main(parser.parse_args().docs))
+    given = parser.parse_args()
+    sys.exit(main([given.only] if given.only else PARTS, given.docs))

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from mooring.api.http.turns import MAX_WAIT_S
 from tests.contract.examples import create_examples
 from tests.contract.fuzz import Fuzzer
 from tests.nodes import WireNode
@@ -25,7 +26,8 @@ pytestmark = pytest.mark.both_databases
 REQUESTS = int(os.environ.get("CONTRACT_REQUESTS", "5000"))
 SEED = int(os.environ.get("CONTRACT_SEED", "20261121"))
 CALLERS = 8
-HANG_S = 5.0
+# Longer than a request may wait for its turn, such as one for the queue.
+HANG_S = MAX_WAIT_S + 5
 # How long the server may be silent before the caller ends a request that may be incomplete.
 SILENCE_S = 0.1
 

@@ -68,6 +68,7 @@ def first_process(container: Container) -> int:
 
 
 def variables(pid: int) -> list[str]:
+    """The environment of a process. A container is `running` shortly before it has its program's."""
     return Path(f"/proc/{pid}/environ").read_text().split("\0")
 
 
@@ -97,7 +98,8 @@ class TestDevices:
     def test_a_device_request_reaches_the_container(self, node: DockerNode, busybox_image: str) -> None:
         wanted = DeviceRequest(driver="nvidia", device_ids=UUIDS, capabilities=[["gpu"]])
         container = run(node, busybox_image, device_requests=[wanted])
-        assert f"NVIDIA_VISIBLE_DEVICES={','.join(UUIDS)}" in variables(first_process(container))
+        variable, pid = f"NVIDIA_VISIBLE_DEVICES={','.join(UUIDS)}", first_process(container)
+        wait_until(lambda: variable in variables(pid))
         assert [request["DeviceIDs"] for request in container.attrs["HostConfig"]["DeviceRequests"]] == [
             UUIDS
         ]
@@ -107,7 +109,9 @@ class TestDevices:
     ) -> None:
         wanted = DeviceRequest(driver="nvidia", device_ids=UUIDS[:1], capabilities=[["gpu"]])
         pid = first_process(run(node, cuda_env_image, device_requests=[wanted]))
-        visible = [line for line in variables(pid) if line.startswith("NVIDIA_VISIBLE_DEVICES=")]
+        visible = wait_until(
+            lambda: [line for line in variables(pid) if line.startswith("NVIDIA_VISIBLE_DEVICES=")]
+        )
         assert visible[-1] == f"NVIDIA_VISIBLE_DEVICES={UUIDS[0]}"
 
     def test_an_image_can_request_all_gpus(self, node: DockerNode, cuda_env_image: str) -> None:
