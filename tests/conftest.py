@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items
         if (every or _runs_on_its_database(item)) and not (quick and _needs_a_daemon(item))
     ]
-    places = _places({_relative_path(item): None for item in items})
+    places = _places(dict.fromkeys(map(_relative_path, items)))
     items.sort(key=lambda item: places[_relative_path(item)])
 
 

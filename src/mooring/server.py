@@ -59,7 +59,7 @@ _GRACE_S = 2
 _MAX_OPEN_FILES = 16_384
 # A thread has one connection to the database at most. So ten of the pool's 40 remain for the loops while all
 # threads wait, such as for a locked row.
-_REQUEST_THREADS = 30
+REQUEST_THREADS = 30
 # By default a thread that processes a query keeps the interpreter for 5 ms while the event loop waits to send
 # an answer or a notification; every step of a create would pay for that.
 _SWITCH_INTERVAL_S = 0.0005
@@ -287,7 +287,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)  # type: ignore[arg-type]
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
-        current_default_thread_limiter().total_tokens = _REQUEST_THREADS
+        current_default_thread_limiter().total_tokens = REQUEST_THREADS
         await super().startup(sockets)  # type: ignore[arg-type]
         if not self.started:
             return

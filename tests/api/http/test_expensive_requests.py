@@ -15,6 +15,7 @@ from mooring.api.auth.rules import DRY_RUN_EXTRA, IMMEDIATE_EXTRA, SCHEDULER_COS
 from mooring.api.http.turns import MAX_CONCURRENT_WRITES_OF_ADMIN
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.db.session import Database
+from mooring.server import REQUEST_THREADS
 from tests.nodes import WireNode
 from tests.problems import problem
 from tests.service import Client, RunningService, running, settings_for
@@ -23,7 +24,7 @@ from tests.testbed.waiting import wait_until
 pytestmark = pytest.mark.both_databases
 
 EVENTS = {"Accept": "text/event-stream"}
-THREADS = 40  # more than `server._REQUEST_THREADS`
+THREADS = 40  # more than a server has for requests
 PENDING: dict[str, Any] = {"image": "a", "gpus": {"count": 64}}
 REQUESTS_OF = {str(action_class): most for action_class, most in REQUESTS.items()}
 # A part of the query in `control/events.py`, as SQLAlchemy renders it.
@@ -126,15 +127,15 @@ class TestConnections:
     def test_waiting_reads_do_not_take_all_connections(
         self, service: RunningService, client: Client, secret: str
     ) -> None:
-        database, threads = service.plane.database, 30
+        database = service.plane.database
         with ThreadPoolExecutor(THREADS + 8) as pool:
             with locked_secrets(database) as waiting:
                 answers = [pool.submit(client.get, secret) for _ in range(THREADS + 8)]
-                wait_until(lambda: waiting() >= threads)
+                wait_until(lambda: waiting() >= REQUEST_THREADS)
                 with ExitStack() as loops:
                     for _ in range(5):
                         loops.enter_context(database.read()).execute(text("SELECT 1"))
-                assert waiting() == threads
+                assert waiting() == REQUEST_THREADS
             assert {answer.result().status_code for answer in answers} == {200}
 
     def test_an_admin_has_eight_writes_at_a_time(
