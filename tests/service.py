@@ -17,6 +17,7 @@ from mooring.control.scheduling import node_views
 from mooring.scheduler.model import NodeView
 from mooring.server import ControlPlane, Service, open_control_plane
 from mooring.settings import Settings
+from tests.connections import one_for_each_thread
 from tests.problems import require_declared
 
 ADMIN_KEY = "an-admin-key-of-the-tests-0123456789"
@@ -104,8 +105,17 @@ def settings_for(database_url: str, data_dir: Path, **more: Any) -> Settings:
 
 @contextmanager
 def running(settings: Settings, limits: ConnectionLimits | None = None) -> Iterator[RunningService]:
-    """Serve within the block, then compare the scheduler's cache with the database."""
+    """Serve within the block, then compare the scheduler's cache with the database.
+
+    It also checks that no thread of the service had two connections to the database at once.
+    """
     plane = open_control_plane(settings)
+    with one_for_each_thread(plane.database.engine), _serving(plane, limits) as service:
+        yield service
+
+
+@contextmanager
+def _serving(plane: ControlPlane, limits: ConnectionLimits | None) -> Iterator[RunningService]:
     started: list[str] = []
     ready = threading.Event()
 

@@ -57,8 +57,8 @@ log = logging.getLogger(__name__)
 # How long open requests may continue after SIGTERM; long polls and streams end at once.
 _GRACE_S = 2
 _MAX_OPEN_FILES = 16_384
-# A thread has one connection to the database at most. So ten of the pool's 40 remain for the loops while all
-# threads wait, such as for a locked row.
+# A thread has one connection to the database at most (tests/connections.py checks it). So ten of the
+# pool's 40 remain for the loops while all threads wait, such as for a locked row.
 REQUEST_THREADS = 30
 # By default a thread that processes a query keeps the interpreter for 5 ms while the event loop waits to send
 # an answer or a notification; every step of a create would pay for that.

@@ -124,6 +124,10 @@ class TestConnections:
         made = client.post("/v1/secrets", json={"name": "s", "value": "v", "project_id": project}).json()
         return f"/v1/secrets/{made['id']}"
 
+    def test_a_thread_has_one_connection(self, database_url: str, tmp_path: Path) -> None:
+        with running(settings_for(database_url, tmp_path / "data")) as service, service.client as client:
+            client.create(gpus={"count": 64})  # `running` checks the connections at its end
+
     def test_waiting_reads_do_not_take_all_connections(
         self, service: RunningService, client: Client, secret: str
     ) -> None:
