@@ -128,13 +128,19 @@ def migrated_template(
 
     def template(kind: str) -> str:
         if kind not in urls:
-            if kind == "sqlite":
-                urls[kind] = f"sqlite:///{tmp_path_factory.mktemp('template') / 'mooring.db'}"
-            else:
-                cluster: PostgresCluster = request.getfixturevalue("postgres_cluster")
-                urls[kind] = cluster.create_database()
-            migrate.upgrade(urls[kind])
+            urls[kind] = migrated(kind)
         return urls[kind]
+
+    def migrated(kind: str) -> str:
+        if kind == "sqlite":
+            url = f"sqlite:///{tmp_path_factory.mktemp('template') / 'mooring.db'}"
+            migrate.upgrade(url)
+            return url
+        cluster: PostgresCluster = request.getfixturevalue("postgres_cluster")
+        url = cluster.create_database()
+        migrate.upgrade(url)
+        cluster.reject_connections(url)
+        return url
 
     return template
 

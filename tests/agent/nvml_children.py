@@ -41,7 +41,7 @@ def asking(standin: NvmlStandin) -> Iterator[Ask]:
         yield lambda operation: child.ask({"op": operation}, 10)
     finally:
         child.kill()
-        assert child.reaped()
+        wait_until(child.reaped)
 
 
 def asked_once(standin: NvmlStandin, operation: str) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def test_an_agent_joins_and_runs_its_assignments(server: TinyControlPlane, tmp_p
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         code, logged = ended(process)
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 8  # a container is given ten seconds to stop
     assert code == 0
     assert "joined" in logged and TOKEN not in logged and "canary" not in logged
     report = server.last()

@@ -2,7 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.contract.tools import FOLDER, linter, run
+
+# Node.js uses ten seconds of CPU time, and the machine may be busy.
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_spectral_finds_nothing(document_file: Path) -> None:

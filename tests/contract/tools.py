@@ -32,7 +32,7 @@ def _required(program: Path) -> Path:
 
 
 def run(
-    *argv: str | Path, stdin: Path = Path(os.devnull), timeout_s: float = 100, **environment: str
+    *argv: str | Path, stdin: Path = Path(os.devnull), timeout_s: float = 250, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a program; the result has its standard output and error together.
 

@@ -110,8 +110,9 @@ def test_a_connection_lost_during_a_large_query_leaves_nothing_open(database: Da
     assert caught == []
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["no answer", "lost before the wait"])
 def test_a_call_that_fails_leaves_no_open_generator(
-    cluster: PostgresCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: PostgresCluster, monkeypatch: pytest.MonkeyPatch, lost: bool
 ) -> None:
     """The generator of a pipeline sends something at its end, even if the connection was lost."""
     ignored: list[object] = []
@@ -120,13 +121,16 @@ def test_a_call_that_fails_leaves_no_open_generator(
     def exit_of_a_pipeline() -> PQGen[None]:
         try:
             while True:
+                if lost:
+                    connection.pgconn.finish()
                 yield Wait.R
         finally:
             raise psycopg.OperationalError("no connection to the server")
 
     with BoundedConnection.connect(cluster.url()) as connection:
         connection.call_timeout_s = 0.1
-        with pytest.raises(psycopg.OperationalError, match="did not answer in time"):
+        reason = "the connection is (lost|closed)" if lost else "did not answer in time"
+        with pytest.raises(psycopg.OperationalError, match=reason):
             connection.wait(exit_of_a_pipeline())
     gc.collect()
     assert ignored == []

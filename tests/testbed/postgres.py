@@ -66,6 +66,14 @@ class PostgresCluster:
         self._execute(create, name, urlsplit(template).path.lstrip("/"))
         return self.url(name)
 
+    def reject_connections(self, url: str) -> None:
+        """End all connections to a database and reject new ones: PostgreSQL copies no database in use."""
+        name = urlsplit(url).path.lstrip("/")
+        self._execute("ALTER DATABASE {} WITH ALLOW_CONNECTIONS false", name)
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+            connection.execute(end, [name])
+
     def drop_database(self, url: str) -> None:
         """Drop a database, with its open connections."""
         self._execute("DROP DATABASE {} WITH (FORCE)", urlsplit(url).path.lstrip("/"))

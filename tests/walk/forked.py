@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 _CLONE_NEWNET = 0x40000000
@@ -49,7 +50,9 @@ class ForkedProcess:
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+        # The fork server reaps it, so it may have gone since it was last looked at.
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
 
 def _run(command: list[str], environment: Mapping[str, str], log: Path, network: Path | None) -> None:

@@ -97,7 +97,7 @@ class Program:
         if self._process.poll() is None:
             self._process.send_signal(number)
             self._process.send_signal(signal.SIGCONT)
-        return self._process.wait(20)
+        return self._process.wait(60)
 
     def printed(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
@@ -138,9 +138,14 @@ class ServerProcess(Program):
     def client(self) -> Client:
         return Client(self.url)
 
-    def start(self, within_s: float = 30) -> None:
+    def start(self, within_s: float = 60) -> None:
+        """Start, and wait until it is ready. A server that is not ready in time is killed."""
         super().start()
-        wait_until(self._is_ready, within_s)
+        try:
+            wait_until(self._is_ready, within_s)
+        except BaseException:
+            self.kill()
+            raise
 
     def _is_ready(self) -> bool:
         assert self.running, self.tail()

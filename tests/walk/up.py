@@ -21,8 +21,12 @@ class Up(Program):
     def start(self) -> None:
         self.log.unlink(missing_ok=True)
         super().start()
-        wait_until(self._is_ready, 40)
-        wait_until(lambda: "curl" in self.printed())
+        try:
+            wait_until(self._is_ready, 60)
+            wait_until(lambda: "curl" in self.printed())
+        except BaseException:
+            self.kill()
+            raise
 
     def _is_ready(self) -> bool:
         assert self.running, self.tail()

@@ -76,7 +76,14 @@ class BoundedConnection(psycopg.Connection[Any]):
         except StopIteration as done:
             result: Result = done.value  # the server was not asked, such as for set_isolation_level
             return result
-        gen = _resumed(first, gen)
+        try:
+            return self._bounded(_resumed(first, gen), interval)
+        finally:
+            # Unfinished after a failed call. That of a pipeline sends something at its end, which fails too.
+            with suppress(psycopg.Error):
+                gen.close()
+
+    def _bounded(self, gen: PQGen[Result], interval: float) -> Result:
         until = time.monotonic() + self.call_timeout_s
         while True:
             # Decided before the wait: an answer that came while this process stood still is read first.
@@ -105,7 +112,7 @@ class _ServerCursor(psycopg.ServerCursor[Any]):
 
 
 def _resumed(first: Any, gen: PQGen[Result]) -> PQGen[Result]:
-    """The generator from its first step on. It is closed with this one."""
+    """The generator from its first step on."""
     step = first
     try:
         while True:
@@ -113,10 +120,6 @@ def _resumed(first: Any, gen: PQGen[Result]) -> PQGen[Result]:
     except StopIteration as done:
         result: Result = done.value
         return result
-    finally:
-        # Unfinished after a failed call. That of a pipeline then sends something at its end, which fails too.
-        with suppress(psycopg.Error):
-            gen.close()
 
 
 def url_of_several_hosts(url: str) -> URL | None:

@@ -120,6 +120,7 @@ def test_instances_with_the_same_image_pull_it_once(server: TinyControlPlane, re
     assert len(blobs) == len(set(blobs))
 
 
+@pytest.mark.timeout(500)  # Docker starts and removes 64 containers, beside the containers of other tests
 def test_stubborn_programs_of_one_project_do_not_delay_anothers_delete(server: TinyControlPlane) -> None:
     stubborn = [assignment_of(ATTACKER, command=IGNORES_SIGTERM) for _ in range(64)]
     victim = assignment_of(VICTIM)
@@ -138,7 +139,7 @@ def test_stubborn_programs_of_one_project_do_not_delay_anothers_delete(server: T
     finally:
         server.wants(removals=tuple(removal_of(one, 0) for one in stubborn))
         # A shorter timeout also holds for a stop in progress.
-        wait_until(lambda: not server.instances(), 60)
+        wait_until(lambda: not server.instances(), 180)
 
 
 def test_followed_logs_of_one_project_do_not_delay_anothers_logs_and_exec(server: TinyControlPlane) -> None:

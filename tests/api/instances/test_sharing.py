@@ -55,7 +55,8 @@ def test_only_instances_of_one_project_share_a_gpu(
     assert share == 0.5
     assert _devices(sandbox.client, quarter) == [(uuid, 0.25)]
     assert sandbox.client.instance(half)["granted"]["isolation"] == "shared"
-    other_instance, too_large = _share(other, 0.25), _share(one, 0.5)
+    # It does not fit beside either part alone: their deletes may take effect one after the other.
+    other_instance, too_large = _share(other, 0.25), _share(one, 0.9)
     wait_until(lambda: other.reason(other_instance)["code"] == "waiting_for_capacity")
     wait_until(lambda: one.reason(too_large)["code"] == "waiting_for_capacity")
     (refusal,) = sandbox.client.get(f"/v1/instances/{other_instance}/explain").json()["refusals"]

@@ -98,7 +98,7 @@ class IssuerKeys:
                 self._keys = await self._fetch()
         except Exception as error:
             # Whatever the error is, the cached keys stay in use.
-            log.warning("cannot fetch the keys of %s: %s", self._issuer, error or type(error).__name__)
+            log.warning("cannot fetch the keys of %s: %s", self._issuer, str(error) or type(error).__name__)
             self._failed = True
         else:
             self._fetched_at = self._clock()
