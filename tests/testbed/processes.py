@@ -37,8 +37,8 @@ class Daemon:
             raise RuntimeError(f"{self.name} was never started")
         return self._process.pid
 
-    def start(self, ready: Callable[[], bool], timeout_s: float = 30) -> None:
-        """Run the program, and return once `ready` returns true.
+    def start(self, ready: Callable[[], bool], timeout_s: float = 60) -> None:
+        """Run the program, and return once `ready` returns true. Kill it and fail if that takes too long.
 
         The program has a session of its own, so it does not get the Ctrl-C of pytest. Its children inherit
         its working folder, by which a later run finds the processes of a killed run.
@@ -56,6 +56,7 @@ class Daemon:
         try:
             wait_until(lambda: not self.running or ready(), timeout_s)
         except AssertionError:
+            self.kill()
             raise AssertionError(
                 f"{self.name}: not ready after {timeout_s:g} s:\n{self.log_tail()}"
             ) from None
