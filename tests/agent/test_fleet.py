@@ -94,7 +94,7 @@ def test_a_node_that_cannot_write_its_files_leaves_the_others_alone(admin: Clien
         others = [one for one in seen(admin, made) if one["node_name"] != "sim-2"]
         wait_until(lambda: states(admin, others) == {"running"})
         shutil.move(tmp_path / "taken", directory)
-        wait_until(lambda: len(ready(admin)) == 3)
+        wait_until(lambda: len(ready(admin)) == 3, 30)
         assert program.running
 
 

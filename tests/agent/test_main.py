@@ -71,12 +71,13 @@ def ended(process: subprocess.Popen[str], within_s: float = 20) -> tuple[int, st
 def test_an_agent_joins_and_runs_its_assignments(server: TinyControlPlane, tmp_path: Path) -> None:
     instance = assignment()
     server.wants(instance)
+    server.report_interval_s = 30
     with agent(server, tmp_path) as process:
         wait_until(lambda: server.phase(instance) == "running", timeout_s=20)
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         code, logged = ended(process)
-        assert time.monotonic() - began < 8  # a container is given ten seconds to stop
+        assert time.monotonic() - began < 8  # without waiting for its next report
     assert code == 0
     assert "joined" in logged and TOKEN not in logged and "canary" not in logged
     report = server.last()

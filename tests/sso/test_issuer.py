@@ -138,7 +138,9 @@ def test_a_withdrawn_key_expires_unless_the_issuer_is_unreachable(
     asyncio.run(run())
 
 
-def test_an_unresponsive_issuer_does_not_delay_tokens_with_known_keys(own_provider: Provider) -> None:
+def test_an_unresponsive_issuer_does_not_delay_tokens_with_known_keys(
+    own_provider: Provider, caplog: pytest.LogCaptureFixture
+) -> None:
     known = own_provider.keys[0]["kid"]
 
     async def run() -> None:
@@ -162,6 +164,7 @@ def test_an_unresponsive_issuer_does_not_delay_tokens_with_known_keys(own_provid
         wait_until(lambda: own_provider.served("/.well-known/openid-configuration") == 3)
 
     asyncio.run(run())
+    assert "Timeout" in caplog.text
 
 
 def test_a_key_is_used_only_for_its_algorithms() -> None:

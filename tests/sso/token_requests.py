@@ -45,4 +45,4 @@ def _answered(service: RunningService, token: str, path: str = "/v1/me") -> http
         answer = get_with_token(service, token, path)
         return None if answer.status_code == 503 else answer
 
-    return wait_until(answer_unless_unavailable, interval_s=0.1)
+    return wait_until(answer_unless_unavailable, 30, interval_s=0.1)  # it asks the provider again after 10 s

@@ -8,7 +8,7 @@ T = TypeVar("T")
 MAX_PAUSE_S = 0.1
 
 
-def wait_until(predicate: Callable[[], T | None], timeout_s: float = 30, interval_s: float = 0.01) -> T:
+def wait_until(predicate: Callable[[], T | None], timeout_s: float = 10, interval_s: float = 0.01) -> T:
     """Return the first true result of `predicate`. Fails the test after the timeout.
 
     The pause between two calls is a tenth of the time waited so far, from `interval_s` to 0.1 s: many tests

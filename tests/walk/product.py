@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -91,6 +92,14 @@ class Program:
         assert self._process is not None
         return self._process.wait(timeout_s)
 
+    def _wait_until(self, ready: Callable[[], bool], within_s: float) -> None:
+        """Wait until it is ready; otherwise kill it and fail."""
+        try:
+            wait_until(ready, within_s)
+        except BaseException:
+            self.kill()
+            raise
+
     def _end(self, number: signal.Signals) -> int:
         if self._process is None:
             return 0
@@ -139,13 +148,8 @@ class ServerProcess(Program):
         return Client(self.url)
 
     def start(self, within_s: float = 60) -> None:
-        """Start, and wait until it is ready. A server that is not ready in time is killed."""
         super().start()
-        try:
-            wait_until(self._is_ready, within_s)
-        except BaseException:
-            self.kill()
-            raise
+        self._wait_until(self._is_ready, within_s)
 
     def _is_ready(self) -> bool:
         assert self.running, self.tail()

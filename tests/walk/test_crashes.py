@@ -80,7 +80,7 @@ def test_a_crash_during_a_start(admin: Client, cluster: Cluster, registry: Regis
     try:
         admin.wait(made["id"], "starting")
         kill_and_start(cluster)
-        wait_until(lambda: admin.instance(made["id"])["state"] == "starting")
+        wait_until(lambda: admin.instance(made["id"])["state"] == "starting", 30)
     finally:
         registry.thaw()
     assert admin.wait(made["id"], "running")["attempt"] == 1

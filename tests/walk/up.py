@@ -5,7 +5,6 @@ from pathlib import Path
 
 import httpx
 
-from tests.testbed.waiting import wait_until
 from tests.walk.product import Program, clean_environment
 
 
@@ -21,12 +20,7 @@ class Up(Program):
     def start(self) -> None:
         self.log.unlink(missing_ok=True)
         super().start()
-        try:
-            wait_until(self._is_ready, 60)
-            wait_until(lambda: "curl" in self.printed())
-        except BaseException:
-            self.kill()
-            raise
+        self._wait_until(lambda: self._is_ready() and "curl" in self.printed(), 60)
 
     def _is_ready(self) -> bool:
         assert self.running, self.tail()

@@ -186,7 +186,7 @@ def test_closing_does_not_wait_for_a_hanging_call(nvml: NvmlStandin) -> None:
     child = psutil.Process(reader.child_pid)
     began = time.monotonic()
     reader.close()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 2
     wait_until(lambda: not child.is_running())
     assert reader.child_pid is None
 

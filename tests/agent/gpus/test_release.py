@@ -299,7 +299,7 @@ def test_a_stop_is_reported_without_waiting_for_the_next_sample(
         began = time.monotonic()
         server.wants(stopped(assigned))
         wait_until(lambda: server.phase(assigned) == "exited")
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 10  # the next sample comes after 60 s
         assert not any(report.incidents for _, report in server.reports)
 
 

@@ -75,6 +75,9 @@ class TestSchedulerTurns:
     ) -> None:
         made = client.create(gpus={"count": 64})
         path = f"/v1/instances/{made['id']}"
+        turns = service.service._server._context.scheduler_turns
+        # No pauses after turns: the first one lasts as long as this test needs, and others wait 30 s at most.
+        turns._clock = lambda: 0.0
         with member(client, "other") as other, ThreadPoolExecutor(THREADS + 8) as pool:
             with service.service.scheduler_cache.evaluating_lock:
                 answers = [pool.submit(client.get, f"{path}/explain") for _ in range(THREADS)]
@@ -82,15 +85,14 @@ class TestSchedulerTurns:
                     pool.submit(client.post, "/v1/instances?dry_run=true", json=PENDING) for _ in range(4)
                 ]
                 answers += [pool.submit(client.get, "/v1/queue") for _ in range(4)]
-                wait_until(lambda: len(service.service._server._context.scheduler_turns) >= THREADS)
+                wait_until(lambda: len(turns) >= THREADS)
                 assert other.get("/v1/instances", timeout=8).status_code == 200
                 # Immediate placements do not wait for the queries either.
                 at_once = client.post("/v1/instances", json={**PENDING, "on_capacity": "fail"}, timeout=8)
                 problem(at_once, 409, "insufficient_capacity")
                 placed = client.create(gpus={"count": 1}, on_capacity="fail")
                 assert placed["state"] == "scheduled"
-            # On a slow machine the first turn, and so the pause after it, is long: some get 429 after 30 s.
-            assert {200} <= {answer.result().status_code for answer in answers} <= {200, 429}
+            assert {answer.result().status_code for answer in answers} == {200}
 
     @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
     def test_waiting_writes_do_not_delay_other_requests(
