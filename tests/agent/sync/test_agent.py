@@ -682,19 +682,27 @@ def test_gpus_that_were_never_read_are_unknown(node: Node) -> None:
     assert report.gpus is None
 
 
-def test_a_disk_that_is_full_is_a_problem_and_stops_nothing(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+def test_a_disk_that_is_full_is_a_problem_until_it_has_space_and_stops_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(StateDirectory, "save_generation", full)
-    node.begin()
-    instance = assignment()
-    node.server.wants(instance)
-    node.await_running(instance)
-    report = node.await_report(lambda report: report.problem is not None)
-    assert report.problem is not None and report.problem.code == "state_not_saved"
+    node.server.revision = 1
+    with monkeypatch.context() as disk:
+        disk.setattr(StateDirectory, "save_generation", full)
+        node.begin()
+        instance = assignment()
+        node.server.wants(instance)
+        node.await_running(instance)
+        report = node.await_report(lambda report: report.problem is not None)
+        assert report.problem is not None and report.problem.code == "state_not_saved"
+        wait_until(lambda: len(node.server.heartbeats) > 2)  # nothing changes, so they replace the reports
+        assert len([line for line in caplog.messages if "cannot save generation" in line]) == 1
+    # Without a new desired state: a node with a problem gets no instances.
+    node.await_report(lambda report: report.problem is None)
+    saved = StateDirectory(node.directory).generation()
+    assert saved == node.server.generation
 
 
 def logs_of(instance: Assignment) -> StreamRequest:

@@ -15,11 +15,13 @@ from mooring.api.auth.rules import DRY_RUN_EXTRA, IMMEDIATE_EXTRA, SCHEDULER_COS
 from mooring.api.http.turns import MAX_CONCURRENT_WRITES_OF_ADMIN
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.db.session import Database
+from mooring.db.signals import Topic
 from mooring.server import REQUEST_THREADS
 from tests.nodes import WireNode
 from tests.problems import problem
 from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
+from tests.waiters import waiters
 
 pytestmark = pytest.mark.both_databases
 
@@ -306,8 +308,9 @@ def event_streams(
             answer = stack.enter_context(by.stream("GET", "/v1/events", headers=EVENTS))
             assert answer.status_code == 200
             lines.append(answer.iter_lines())
-        wakes = service.plane.database.signals._wakes
-        wait_until(lambda: sum(len(wakes[topic]) for topic in list(wakes) if "events:" in topic) == count)
+        signals = service.plane.database.signals
+        project = by.get("/v1/projects").json()["items"][0]["id"]
+        wait_until(lambda: waiters(signals, Topic.project_events(project)) == count)
         yield [_events(each) for each in lines]
 
 

@@ -21,6 +21,7 @@ from tests.nodes import join_token, observed
 from tests.problems import problem
 from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
+from tests.waiters import waiters
 
 
 def _post_join(
@@ -250,8 +251,8 @@ def test_a_newer_session_ends_the_older_one_even_while_it_waits(sandbox: Sandbox
     old, answers = sandbox.node.session, []
     waiting = threading.Thread(target=lambda: answers.append(sandbox.node.post_sync(wait_s=60)))
     waiting.start()
-    topic = Topic.node(sandbox.node.id)
-    wait_until(lambda: topic in sandbox.service.plane.database.signals._wakes)
+    signals, topic = sandbox.service.plane.database.signals, Topic.node(sandbox.node.id)
+    wait_until(lambda: waiters(signals, topic))
     other = copy(sandbox.node)
     other.open_session()
     waiting.join(20)
@@ -266,7 +267,8 @@ def test_a_waiting_sync_is_answered_after_a_change(sandbox: Sandbox) -> None:
     answers: list[object] = []
     waiting = threading.Thread(target=lambda: answers.append(sandbox.sync(wait_s=60)))
     waiting.start()
-    wait_until(lambda: Topic.node(sandbox.node.id) in sandbox.service.plane.database.signals._wakes)
+    signals, topic = sandbox.service.plane.database.signals, Topic.node(sandbox.node.id)
+    wait_until(lambda: waiters(signals, topic))
     made = sandbox.create(gpus={"count": 1})
     waiting.join(20)
     (reply,) = answers

@@ -21,6 +21,7 @@ from tests.problems import problem
 from tests.retention import purge
 from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
+from tests.waiters import waiters
 
 pytestmark = pytest.mark.both_databases
 
@@ -241,7 +242,7 @@ def test_a_stream_ends_when_the_service_stops(database_url: str, tmp_path: Any) 
         thread = threading.Thread(target=follow)
         thread.start()
         signals = service.plane.database.signals
-        wait_until(lambda: len(signals._wakes.get(Topic.EVENTS, ())) > 0)
+        wait_until(lambda: waiters(signals, Topic.EVENTS))
         client.create(gpus={"count": 64})
         service.service.stop()
         assert ended.wait(10)

@@ -13,6 +13,7 @@ from tests.api.conftest import Sandbox
 from tests.nodes import observed
 from tests.problems import problem
 from tests.testbed.waiting import wait_until
+from tests.waiters import waiters
 
 FRAMES = b'{"stream": "stdout", "text": "hi\\n"}\n{"exit_code": 0}\n'
 SHORT_S = 0.3
@@ -52,8 +53,8 @@ def test_a_waiting_call_is_answered_after_a_users_request(sandbox: Sandbox, star
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    wakes = sandbox.service.plane.database.signals._wakes
-    wait_until(lambda: Topic.node_streams(sandbox.node.id) in wakes)
+    signals, topic = sandbox.service.plane.database.signals, Topic.node_streams(sandbox.node.id)
+    wait_until(lambda: waiters(signals, topic))
     began = time.monotonic()
     assert start_exec()().json()["stdout"] == "hi\n"
     waiting.join(20)

@@ -12,6 +12,7 @@ from tests.nodes import observed
 from tests.problems import problem
 from tests.service import Client
 from tests.testbed.waiting import wait_until
+from tests.waiters import waiters
 
 
 class Waiting:
@@ -36,15 +37,12 @@ class Waiting:
         return dict(self._answer.json())
 
 
-def _is_waited_for(sandbox: Sandbox, instance_id: str) -> bool:
-    return Topic.instance(instance_id) in sandbox.service.plane.database.signals._wakes
-
-
 @pytest.fixture
 def waiting(sandbox: Sandbox) -> Callable[..., Waiting]:
     def begin(instance_id: str, state: str, timeout_s: float = 60) -> Waiting:
         made = Waiting(sandbox.client, instance_id, state, timeout_s)
-        wait_until(lambda: _is_waited_for(sandbox, instance_id))
+        signals, topic = sandbox.service.plane.database.signals, Topic.instance(instance_id)
+        wait_until(lambda: waiters(signals, topic))
         return made
 
     return begin

@@ -37,6 +37,7 @@ from mooring.agent.sync.exchange import Exchange, ReportRequest
 from mooring.agent.sync.executor import ActionExecutor, StateChange
 from mooring.agent.sync.identity import NodeIdentity, StateDirectory
 from mooring.agent.sync.reachability import Reachability
+from mooring.agent.sync.saved_generation import SavedGeneration
 from mooring.agent.sync.self_fence import SelfFence
 from mooring.agent.sync.specs import Specs
 from mooring.agent.sync.start_secrets import StartSecretsCache
@@ -51,9 +52,6 @@ from mooring.schemas.agent_streams import StreamRequest
 
 FIRST_LISTING_S: Final = 2.0  # how long the first report waits for the engine
 LAST_CALLS_S: Final = 0.5  # how long `serve` waits at the end for calls in progress
-NOT_SAVED: Final = Reason(
-    code="state_not_saved", message="The agent cannot write to its data directory (full?); see its log"
-)
 
 log = logging.getLogger(__name__)
 
@@ -88,12 +86,12 @@ class Agent:
         self._renewal_lock = threading.Lock()  # of `_identity`
         stops = StopTimes(state)
         self._lock = threading.Lock()  # of everything from here to the blank line
-        self._state = AgentState(identity.control_plane_id, state.generation(), stops.load())
+        self._generation = SavedGeneration(state)
+        self._state = AgentState(identity.control_plane_id, self._generation.newest, stops.load())
         self._reported = ReportedState()
         self._session = self._seq = 0
         self._has_contact = True  # used by `serve` only
         self._due: float | None = None  # when the plan changes without any event
-        self._saved = True  # whether the newest generation is
 
         self._fence = SelfFence(state)
         self._telemetry = Telemetry(gpus, container_of)
@@ -316,6 +314,7 @@ class Agent:
             self._seq += 1
             session, seq, reported = self._session, self._seq, self._reported
             highest, rejection = self._state.highest_generation, self._state.rejection
+            not_saved = self._generation.retry()
             containers = list((self._state.containers or {}).values())
             in_use, specs = self._state.gpus_in_use(), self._specs.known()
             engine = self._engine.facts or unknown_engine()
@@ -334,7 +333,7 @@ class Agent:
             wait_s=wait_s,
             brief=brief and rejection is None,
             facts=node_facts(self._machine, engine, reading),
-            problem=problem or (None if self._saved else NOT_SAVED),
+            problem=problem or not_saved,
             gpus=gpus,
             samples=samples,
             instances=reported.instances,
@@ -369,7 +368,7 @@ class Agent:
     def _begin_desired(self, report: ReportRequest, answer: SyncAnswer) -> None:
         """Save the generation of a newly applied desired state, and begin its actions."""
         self._specs.keep(answer)
-        self._save_generation(answer.generation, report.highest_generation)
+        self._generation.save(answer.generation)
         self._runtime.assigned(answer.assignments)
         self._reconcile()
         if (swarm := report.request.facts.swarm) is not None and swarm.manager:
@@ -380,18 +379,6 @@ class Agent:
             if (rejection := self._state.rejection) is not None:
                 raise ControlPlaneError(rejection.message)
         self._streams.serve(requests)
-
-    def _save_generation(self, generation: int, before: int) -> None:
-        """Called before any action of the generation. A full disk is reported, and does not stop the node."""
-        if generation == before and self._saved:
-            return
-        try:
-            self._directory.save_generation(generation)
-        except OSError:
-            log.exception("cannot save generation %s", generation)
-            self._saved = False
-        else:
-            self._saved = True
 
 
 def _kill(key: Key, reason: Reason, state: AgentState) -> None:
