@@ -19,7 +19,7 @@ from mooring.agent.docker.overlay import GATEWAY, Overlays, start_with_network, 
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.host.firewall import Isolation, forward_rules, input_rules
 from mooring.agent.host.preflight import Check, engine_checks
-from mooring.agent.runtime import Container, RuntimeFacts, StartDelayed, StartRefused
+from mooring.agent.runtime import Container, RuntimeFacts, RuntimeUnavailable, StartDelayed, StartRefused
 from mooring.core.instance.state import Reason
 from mooring.core.node import SwarmFacts
 from mooring.schemas.agent import Assignment, OverlayNetwork
@@ -534,6 +534,31 @@ def test_only_agents_of_managers_manage_overlays(tmp_path: Path, swarm: SwarmFac
             server.wants()
             wait_until(lambda: _last_report(server) == (swarm, 2))
             wait_until(lambda: runtime.kept == ([[wanted.name], []] if is_manager else []))
+        finally:
+            node.end()
+
+
+class EngineAway(ManagingRuntime):
+    """Refuses to keep networks until it is back."""
+
+    is_back = False
+
+    def keep_overlays(self, wanted: Any) -> None:
+        if not self.is_back:
+            raise RuntimeUnavailable("not created")
+        super().keep_overlays(wanted)
+
+
+def test_a_manager_tries_again_to_create_a_network_without_a_new_desired_state(tmp_path: Path) -> None:
+    wanted = overlay()
+    with control_plane(overlays=[wanted], revision=1) as server:
+        node = Node(server, tmp_path)
+        runtime = node.runtime = EngineAway(SwarmFacts(cluster_id="c", manager=True))
+        node.begin()
+        try:
+            wait_until(lambda: len(server.heartbeats) > 2)  # nothing changes, so they replace the reports
+            runtime.is_back = True
+            wait_until(lambda: runtime.kept == [[wanted.name]])
         finally:
             node.end()
 

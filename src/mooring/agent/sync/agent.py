@@ -325,6 +325,9 @@ class Agent:
             samples = self._telemetry.samples(reading, containers)
         if in_use is not None:
             self._gate.learn(reading, in_use)
+        facts = node_facts(self._machine, engine, reading)
+        if facts.swarm is not None and facts.swarm.manager:
+            self._executor.recheck_overlays()
         problem = rejection or engine.problem or gpu_problem(reading.error)
         request = SyncRequest(
             session=session,
@@ -332,7 +335,7 @@ class Agent:
             generation=reported.generation,
             wait_s=wait_s,
             brief=brief and rejection is None,
-            facts=node_facts(self._machine, engine, reading),
+            facts=facts,
             problem=problem or not_saved,
             gpus=gpus,
             samples=samples,

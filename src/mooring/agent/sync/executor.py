@@ -65,7 +65,7 @@ class _OverlayKeeper:
     def __init__(self, runtime: Runtime, workers: Workers) -> None:
         self._runtime, self._workers = runtime, workers
         self._lock = Lock()  # of everything below
-        self._wanted: Sequence[OverlayNetwork] = ()
+        self._wanted: Sequence[OverlayNetwork] | None = None
         self._applied: Sequence[OverlayNetwork] | None = None
         self._applied_at = 0.0
         self._busy = False
@@ -73,21 +73,25 @@ class _OverlayKeeper:
     def request(self, wanted: Sequence[OverlayNetwork]) -> None:
         with self._lock:
             self._wanted = wanted
-            is_recent = time.monotonic() < self._applied_at + OVERLAY_CHECK_S
-            if self._busy or (is_recent and wanted == self._applied):
+        self.apply_when_due()
+
+    def apply_when_due(self) -> None:
+        with self._lock:
+            wanted, is_recent = self._wanted, time.monotonic() < self._applied_at + OVERLAY_CHECK_S
+            if self._busy or wanted is None or (is_recent and wanted == self._applied):
                 return
             self._busy = True
-        self._workers.submit(self._run)
+        self._workers.submit(partial(self._run, wanted))
 
-    def _run(self) -> None:
-        has_new = True
-        while has_new:
-            with self._lock:
-                wanted = self._wanted
+    def _run(self, newest: Sequence[OverlayNetwork] | None) -> None:
+        wanted = None
+        while newest is not None and newest != wanted:
+            wanted = newest
             succeeded = self._apply_overlays(wanted)
             with self._lock:
                 self._applied, self._applied_at = wanted if succeeded else None, time.monotonic()
-                has_new = self._busy = wanted != self._wanted
+                newest = self._wanted
+                self._busy = newest != wanted
 
     def _apply_overlays(self, wanted: Sequence[OverlayNetwork]) -> bool:
         try:
@@ -142,6 +146,10 @@ class ActionExecutor:
     def keep_overlays(self, wanted: Sequence[OverlayNetwork]) -> None:
         """Create and remove networks of the engine's swarm. Repeated calls with equal networks are cheap."""
         self._overlays.request(wanted)
+
+    def recheck_overlays(self) -> None:
+        """Apply the newest networks again, if that failed or is OVERLAY_CHECK_S ago. For every report."""
+        self._overlays.apply_when_due()
 
     def execute(self, action: Action, state: AgentState) -> None:
         """Begin one action; `state` notes that it is in progress before any thread runs it.
