@@ -6,7 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from mooring.control.nodes.nodes import state_of_row
 from mooring.core.instance.state import DesiredState, State
+from mooring.core.node import NodeState
 from mooring.db.tables import Allocation, Instance, Node
 from tests.invariants.containers import Container
 
@@ -37,6 +39,13 @@ def violations(
     for container in containers:
         if container.instance not in rows and container.name not in foreign:
             yield f"I11: left over on {container.node}: {container.name}"
+
+
+def unready_nodes(session: Session) -> Iterator[str]:
+    """For a time in which the agents, engines and disks of all nodes work."""
+    for row in session.scalars(select(Node).where(Node.deleted_at.is_(None))):
+        if (state := state_of_row(row)) is not NodeState.READY:
+            yield f"I12: node {row.name} is {state}: {row.problem}"
 
 
 def _instance(

@@ -364,7 +364,7 @@ class World:
             restarting = {row.id for row in rows if (row.reason or {}).get("code") == "restarting"}
             found = settled.violations(session, self._containers())
             unsettled = [text for text in found if not any(each in text for each in restarting)]
-            return [*self._database_problems(session), *unsettled]
+            return [*self._database_problems(session), *unsettled, *settled.unready_nodes(session)]
 
     def _database_problems(self, session: Session) -> list[str]:
         history = self.history
