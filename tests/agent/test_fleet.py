@@ -75,6 +75,7 @@ def states(admin: Client, made: list[dict[str, Any]]) -> set[str]:
     return {one["state"] for one in seen(admin, made)}
 
 
+@pytest.mark.timeout(300)  # each wait has its own limit
 def test_simulated_nodes_share_a_few_threads(admin: Client, tmp_path: Path) -> None:
     with fleet(admin, tmp_path / "fleet", 40) as program:
         made = [admin.create(command=["sleep", "1000"], gpus={"count": 1}) for _ in range(40)]
@@ -88,6 +89,7 @@ def test_simulated_nodes_share_a_few_threads(admin: Client, tmp_path: Path) -> N
         assert psutil.Process(program.pid).num_threads() < 100
 
 
+@pytest.mark.timeout(300)
 def test_a_node_that_cannot_write_its_files_leaves_the_others_alone(admin: Client, tmp_path: Path) -> None:
     with fleet(admin, tmp_path / "fleet", 3) as program:
         directory = tmp_path / "fleet" / "agent" / "sim-2"

@@ -62,7 +62,7 @@ def agent(
         process.communicate()
 
 
-def ended(process: subprocess.Popen[str], within_s: float = 20) -> tuple[int, str]:
+def ended(process: subprocess.Popen[str], within_s: float = 60) -> tuple[int, str]:
     """Wait for the end of the process. Returns its exit code and what it logged."""
     _, logged = process.communicate(timeout=within_s)
     return process.returncode, logged

@@ -76,7 +76,7 @@ def test_schemathesis_finds_nothing(database_url: str, tmp_path: Path, phases: s
     with _served(database_url, tmp_path) as (admin, supply, wire):
         for times in TIMES:
             output = _run(admin, supply, wire, tmp_path, phases, times * PHASES[phases])
-            if (generated := _count(r"(\d+) generated", output)) > 20:
+            if (generated := _generated(output)) > 20:
                 break
     assert generated > 20, output
     if phases == "stateful":
@@ -115,6 +115,11 @@ def _run(admin: Client, supply: NodeSupply, wire: WireNode, folder: Path, phases
     printed = log.read_text()
     assert process.returncode == 0, printed[-12_000:]
     return printed
+
+
+def _generated(output_text: str) -> int:
+    """How many test cases the run had; none if it ended before its first request, on a busy machine."""
+    return 0 if "No test cases were generated" in output_text else _count(r"(\d+) generated", output_text)
 
 
 def _count(pattern: str, output_text: str) -> int:
