@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 import httpx
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Subprotocol
 
 from mooring.agent.gpus.telemetry import Machine
 from mooring.agent.simulated.gpus import SimulatedGpuReader
@@ -18,6 +20,7 @@ from mooring.agent.sync.identity import NodeIdentity, StateDirectory
 from mooring.agent.sync.specs import Specs
 from mooring.core.gpu import GpuFacts
 from mooring.core.node import NodeFacts
+from mooring.core.stream_messages import SUBPROTOCOL, Channel, message
 from mooring.schemas.agent import (
     Assignment,
     HeartbeatAnswer,
@@ -28,7 +31,7 @@ from mooring.schemas.agent import (
     SyncAnswer,
     SyncRequest,
 )
-from mooring.schemas.agent_streams import StreamRequest, StreamRequests
+from mooring.schemas.agent_streams import StreamError, StreamRequest, StreamRequests, StreamStatus
 from tests.service import Client
 
 
@@ -132,6 +135,21 @@ class WireNode:
         assert answer.status_code == 200, answer.text
         return StreamRequests.model_validate_json(answer.content).streams
 
+    def connect(self, stream_id: str) -> ClientConnection:
+        """Open the WebSocket of a stream. Raises InvalidStatus: the replica rejects it."""
+        base = self.http.base_url
+        return websocket(
+            f"{'wss' if base.scheme == 'https' else 'ws'}://{base.netloc.decode()}/agent/v1/streams/{stream_id}",
+            self.http.headers["Authorization"],
+            SUBPROTOCOL,
+        )
+
+    def bring(self, stream_id: str, *messages: bytes) -> None:
+        """Serve a stream with these messages, and wait until the replica has read them."""
+        with self.connect(stream_id) as stream:
+            for each in messages:
+                stream.send(each)
+
     def post_start_secrets(self, assignment: Assignment, **fields: Any) -> httpx.Response:
         """Send a request for the secrets and registry credentials of this attempt."""
         body = {"session": self.session, "attempt": assignment.attempt, **fields}
@@ -145,6 +163,30 @@ class WireNode:
 
     def close(self) -> None:
         self.http.close()
+
+
+def websocket(url: str, authorization: str, *subprotocols: str) -> ClientConnection:
+    """A connected WebSocket client, which does not send more than the server reads."""
+    return connect(
+        url,
+        additional_headers={"Authorization": authorization},
+        subprotocols=[Subprotocol(each) for each in subprotocols] or None,
+        compression=None,
+        ping_interval=None,
+        proxy=None,
+        max_size=None,
+    )
+
+
+def output(text: str, channel: Channel = Channel.STDOUT) -> bytes:
+    return message(channel, text.encode())
+
+
+def status(exit_code: int | None = None, code: str | None = None) -> bytes:
+    """The last message of a stream: its exit code, or the code of the reason."""
+    reason = StreamError(code=code, message="no") if code else None
+    ended = StreamStatus(exit_code=exit_code, reason=reason)
+    return message(Channel.STATUS, ended.model_dump_json().encode())
 
 
 def observed(assignment: Assignment, phase: str, **fields: Any) -> ObservedInstance:

@@ -25,6 +25,8 @@ ENDPOINTS = {
     "GET /v1/instances/{instance_id}/wait": "wait_for_instance",
     "GET /v1/instances/{instance_id}/logs": "get_instance_logs",
     "POST /v1/instances/{instance_id}/exec": "exec_in_instance",
+    "GET /v1/instances/{instance_id}/exec/stream": "stream_exec_in_instance",
+    "GET /v1/instances/{instance_id}/ports/{port}/stream": "stream_instance_port",
     "GET /v1/instances/{instance_id}/metrics": "get_instance_metrics",
     "GET /v1/instances/{instance_id}/events": "list_instance_events",
     "GET /v1/instances/{instance_id}/explain": "explain_instance",
@@ -99,7 +101,7 @@ ENDPOINTS = {
     "POST /agent/v1/heartbeat": "heartbeat",
     "POST /agent/v1/instances/{instance_id}/start-secrets": "hand_out_start_secrets",
     "POST /agent/v1/stream-requests": "list_stream_requests",
-    "POST /agent/v1/streams/{stream_id}": "bring_stream",
+    "GET /agent/v1/streams/{stream_id}": "bring_stream",
 }
 METHODS = {"get", "put", "post", "delete", "options", "head", "patch", "trace"}
 

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.service import ADMIN_KEY, running, settings_for
 from tests.testbed.parts import program, require
 
 ROOT = Path(__file__).parents[1]
+PYTHON = Path(sys.executable).parent
 PROMPTS = ("$ ", "> ")  # of a command, and of a line that continues one
 IDS = [
     (re.compile(r"[0-9a-hjkmnp-tv-z]{26}"), "<ulid>"),
@@ -30,7 +32,7 @@ def session(page: Path) -> tuple[list[str], str]:
     return commands, "\n".join(line for line in lines if not line.startswith(PROMPTS))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/tenancy.md", "docs/scheduling.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/tenancy.md", "docs/scheduling.md", "docs/access.md"])
 def test_a_session_prints_what_its_page_shows(page: str, tmp_path: Path) -> None:
     require("curl")
     commands, shown = session(ROOT / page)
@@ -40,10 +42,10 @@ def test_a_session_prints_what_its_page_shows(page: str, tmp_path: Path) -> None
         service.client as admin,
         simulated_node(admin, tmp_path / "node", "sim-1"),
     ):
-        script = "\n".join(commands).replace("http://127.0.0.1:8700", service.url)
+        script = "\n".join(commands).replace("127.0.0.1:8700", service.url.removeprefix("http://"))
         done = subprocess.run(
             [program("bash"), "-euc", script],
-            env={**os.environ, "MOORING_KEY": ADMIN_KEY},
+            env={**os.environ, "MOORING_KEY": ADMIN_KEY, "PATH": f"{PYTHON}:{os.environ['PATH']}"},
             cwd=tmp_path,
             capture_output=True,
             text=True,

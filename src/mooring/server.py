@@ -21,7 +21,6 @@ from mooring.api.auth.rate_limits import FailedAttempts, RequestRates
 from mooring.api.context import Context
 from mooring.api.frequent_calls import FrequentCalls
 from mooring.api.http.server import ConnectionLimits, HttpProtocol, set_kernel_timeouts
-from mooring.api.streaming.channels import Channels
 from mooring.control import bootstrap
 from mooring.control.audit import audit_log, signing_keys
 from mooring.control.audit.signing_keys import AuditKeys
@@ -32,6 +31,7 @@ from mooring.control.tenants import encryption, registry_rules, storage
 from mooring.control.tenants.encryption import Encryptor
 from mooring.core.policy import Policy
 from mooring.core.registry_hosts import RegistryRules
+from mooring.core.stream_messages import MAX_MESSAGE_BYTES
 from mooring.db import migrate, roles, serving, space, sqlite_backup, timekeeping
 from mooring.db.file_lock import file_of, in_use
 from mooring.db.notifications import Listener
@@ -51,6 +51,8 @@ from mooring.loops.reservations import ReservationRepair
 from mooring.loops.retention import Retention
 from mooring.loops.scheduling import Scheduling
 from mooring.settings import Settings
+from mooring.streams.node_streams import StreamOpener
+from mooring.streams.websockets import StreamProtocol
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +168,7 @@ class Service:
                 plane.database, FailedAttempts(on=limited), oidc.from_settings(plane.settings)
             ),
             encryptor=plane.encryptor,
-            channels=Channels(),
+            streams=StreamOpener(plane.database, plane.settings.advertise_url),
             rates=RequestRates(on=limited),
             scheduler_cache=self.scheduler_cache,
             awaited_nodes=awaited_nodes,
@@ -248,7 +250,9 @@ def _config(context: Context, connection_limits: ConnectionLimits) -> uvicorn.Co
         log_level="warning",
         access_log=False,
         http=partial(HttpProtocol, limits=connection_limits),  # type: ignore[arg-type]  # uvicorn only calls it
-        ws="none",
+        ws=StreamProtocol,
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_per_message_deflate=False,
         server_header=False,
         proxy_headers=context.settings.behind_tls_proxy,
         forwarded_allow_ips=context.settings.trusted_proxies,
@@ -283,7 +287,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         # End long polls and streams now, so that the shutdown does not wait for them.
         self._context.database.signals.close()
-        self._context.channels.abort()
+        self._context.streams.channels.abort()
         await super().shutdown(sockets)  # type: ignore[arg-type]
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]

@@ -301,7 +301,9 @@ def test_the_idempotency_key_of_a_running_request_is_not_purged(
                 caller="key_x", key="running", fingerprint="f", created_at=now() - timedelta(minutes=69)
             )
         )
-        session.add(Stream(id="str_x", node_id=node.id, request={}, created_at=now() - LONG_AGO))
+        session.add(
+            Stream(id="str_x", node_id=node.id, request={}, created_at=now(), seen_at=now() - LONG_AGO)
+        )
     assert count(service, IdempotencyUsage) == 1
     purge(service, IMMEDIATE)
     with service.plane.database.read() as session:

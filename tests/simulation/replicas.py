@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mooring.api.streaming.channels import Channels
 from pydantic import SecretStr
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
@@ -15,7 +16,6 @@ from mooring.api.auth.credentials import Credentials, NodeCaller
 from mooring.api.auth.rate_limits import FailedAttempts, RequestRates
 from mooring.api.context import Context
 from mooring.api.routes import agent as agent_routes
-from mooring.api.streaming.channels import Channels
 from mooring.control import bootstrap
 from mooring.control.audit import audit_log
 from mooring.control.audit.signing_keys import AuditKeys

@@ -137,6 +137,10 @@ def _exec(setup: Setup, caller: str) -> Call:
     return Call(_running_instance(setup, caller).path, json={"command": ["nvidia-smi"]})
 
 
+def _exec_stream(setup: Setup, _caller: str) -> Call:
+    return Call({"instance_id": setup.running}, params={"command": "nvidia-smi"})
+
+
 def _wire_node(setup: Setup, _caller: str) -> Call:
     return Call({"node_id": setup.wire.id})
 
@@ -278,6 +282,8 @@ CALLS: Mapping[str, Make] = {
     "start_instance": _ended_instance,
     "restart_instance": _running_instance,
     "exec_in_instance": _exec,
+    "stream_exec_in_instance": _exec_stream,
+    "stream_instance_port": lambda setup, _: Call({"instance_id": setup.running, "port": "80"}),
     "list_instance_groups": _empty_call,
     "get_instance_group": lambda setup, _: _group(setup),
     "create_instance_group": lambda setup, _: Call(json={**_GROUP, "project_id": setup.a.id}),
@@ -356,8 +362,8 @@ CALLS: Mapping[str, Make] = {
 
 
 @contextmanager
-def awaited_stream(setup: Setup) -> Iterator[Call]:
-    """Within the block, an exec on the wire node waits for its result. Yields the node's request with it."""
+def awaited_stream(setup: Setup) -> Iterator[str]:
+    """Within the block, an exec on the wire node waits for its result. Yields the id of the stream."""
     made = setup.a.member.create(name=_unique("execs"), node_selector={"sandbox": "wire"})
     setup.admin.wait(made["id"], "scheduled")
     assignment = next(
@@ -368,7 +374,7 @@ def awaited_stream(setup: Setup) -> Iterator[Call]:
     thread = threading.Thread(target=lambda: setup.a.member.post(path, json={"command": ["id"]}))
     thread.start()
     (stream,) = wait_until(setup.wire.stream_requests)
-    yield Call({"stream_id": stream.id}, content=b'{"exit_code": 0}\n')
+    yield stream.id
     thread.join(20)
     setup.admin.delete(f"/v1/instances/{made['id']}")
     setup.wire.sync()

@@ -24,14 +24,24 @@ def _rows(client: Client, **filters: Any) -> list[dict[str, Any]]:
     return client.items("/v1/audit-log", limit=200, **filters)
 
 
-def test_only_the_program_of_a_command_is_recorded(setup: Setup) -> None:
-    command = ["nvidia-smi", "--token", "canary-of-exec"]
+def test_a_command_is_recorded_with_its_arguments_and_without_its_output(setup: Setup) -> None:
+    command = ["echo", "one", "two"]
     setup.admin.wait(setup.running, "running")
     answer = setup.a.member.post(f"/v1/instances/{setup.running}/exec", json={"command": command})
     assert answer.status_code == 200, answer.text
     row = _rows(setup.a.owner, action="instance.exec")[0]
-    assert (row["target_id"], row["after"]) == (setup.running, {"program": "nvidia-smi"})
-    assert "canary-of-exec" not in json.dumps(_rows(setup.admin))
+    assert (row["target_id"], row["after"]["command"]) == (setup.running, command)
+    assert row["after"]["bytes_out"] == len("one two\n")
+    assert "one two" not in json.dumps(row)
+
+
+def test_the_arguments_of_a_long_command_are_recorded_as_their_hash(setup: Setup) -> None:
+    setup.admin.wait(setup.running, "running")
+    body = {"command": ["echo", "x" * 30_000]}
+    answer = setup.a.member.post(f"/v1/instances/{setup.running}/exec", json=body)
+    assert answer.status_code == 200, answer.text
+    recorded = _rows(setup.a.owner, action="instance.exec")[0]["after"]["command"]
+    assert recorded.keys() == {"sha256", "bytes"}
 
 
 @pytest.mark.parametrize("rows", [0, 2])

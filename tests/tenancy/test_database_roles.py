@@ -14,6 +14,7 @@ from mooring.cli.main import app
 from mooring.db import migrate, roles
 from mooring.loops.loop import Loop
 from mooring.server import open_control_plane
+from tests.nodes import status
 from tests.service import RunningService, running, settings_for
 from tests.tenancy.audit_logs import await_links, verified
 from tests.tenancy.calls import CALLS, awaited_stream
@@ -141,13 +142,13 @@ def test_the_serving_role_runs_every_operation(setup: Setup) -> None:
 
 
 def _call(setup: Setup, operation: str, method: str, path: str) -> None:
-    caller = "admin" if MATRIX[operation]["admin"] < 400 else "node"
-    client = setup.admin if caller == "admin" else setup.wire.http
     if operation == "bring_stream":
-        with awaited_stream(setup) as call:
-            answer = call.send(client, method, path)
-    else:
-        answer = CALLS[operation](setup, caller).send(client, method, path, Idempotency_Key=operation)
+        with awaited_stream(setup) as stream_id:
+            setup.wire.bring(stream_id, status(0))
+        return
+    caller = "node" if MATRIX[operation]["admin"] == 401 else "admin"
+    client = setup.admin if caller == "admin" else setup.wire.http
+    answer = CALLS[operation](setup, caller).send(client, method, path, Idempotency_Key=operation)
     assert answer.status_code == MATRIX[operation][caller], (operation, answer.text)
     if operation in {"cordon_node", "drain_node"}:
         setup.admin.post(f"/v1/nodes/{setup.wire.id}/uncordon")

@@ -4,7 +4,6 @@ On SQLite: `test_database_roles.py` runs every operation on PostgreSQL.
 """
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from sqlalchemy import select
 from mooring.api.auth.rules import RULES
 from mooring.db.tables import AuditEntry
 from tests.problems import problem
-from tests.tenancy.calls import CALLS, Callers, awaited_stream
+from tests.tenancy.calls import CALLS, Callers
 from tests.tenancy.matrix import MATRIX
 from tests.tenancy.tenants import Setup
 
@@ -60,11 +59,7 @@ def test_every_caller_gets_the_status_of_the_matrix(
     action = RULES[operation].action or ACTIONS_OF_NODES.get(operation)
     for caller, expected in MATRIX[operation].items():
         call = CALLS[operation](setup, caller)
-        brings_stream = operation == "bring_stream" and caller == "node"
-        with awaited_stream(setup) if brings_stream else nullcontext(call) as call:
-            answer = call.send(
-                callers.clients[caller], method, path, X_Request_Id=_request_id(operation, caller)
-            )
+        answer = call.send(callers.clients[caller], method, path, X_Request_Id=_request_id(operation, caller))
         statuses[caller] = answer.status_code
         if action and answer.status_code < FIRST_ERROR:
             expected_rows[_request_id(operation, caller)] = action

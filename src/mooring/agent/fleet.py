@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, Self
@@ -19,6 +19,7 @@ from mooring.agent.gpus.reader import GpuReader
 from mooring.agent.gpus.telemetry import ContainerOf, Machine
 from mooring.agent.runtime import Runtime
 from mooring.agent.settings import AgentSettings
+from mooring.agent.streams.loop import StreamLoop
 from mooring.agent.sync.agent import Agent
 from mooring.agent.sync.client import (
     ControlPlaneClient,
@@ -75,6 +76,7 @@ class Shared:
     tasks: Tasks
     pools: WorkerPools
     client: Callable[[], ControlPlaneClient]
+    stream_loop: StreamLoop = field(default_factory=StreamLoop)
 
     @classmethod
     def of_this_machine(cls, url: str, *, insecure_http: bool) -> Self:
@@ -198,6 +200,7 @@ class ProcessNodes:
             container_of=parts.container_of,
             tasks=self._shared.tasks,
             pools=self._shared.pools,
+            stream_loop=self._shared.stream_loop,
             reachability=self._reachability,
             on_first_call=self._starting.release,
         )

@@ -1,7 +1,7 @@
 """The interface to a container engine: `docker/runtime.py`, and `simulated/runtime.py` in memory."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -10,8 +10,9 @@ from mooring.core.disk import DiskFacts
 from mooring.core.instance.spec import SecretReference
 from mooring.core.instance.state import Reason
 from mooring.core.node import SwarmFacts
+from mooring.core.stream_messages import Channel
 from mooring.schemas.agent import Assignment, Endpoint, Orphan, OverlayNetwork
-from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
+from mooring.schemas.agent_streams import DialRequest, ExecRequest, LogsRequest, StreamStatus, WindowSize
 
 Progress = Callable[[Reason], None]
 Cancelled = Callable[[], bool]
@@ -56,6 +57,40 @@ class StartRefused(Exception):
         super().__init__(reason.message)
         self.reason = reason
         self.wrong_gpus = wrong_gpus  # the container got other GPUs than assigned (R5)
+
+
+class StreamRefused(Exception):
+    """A stream that cannot be opened. Its user sees `status`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = StreamStatus.of_error(code, message)
+
+
+class ContainerStream(Protocol):
+    """An open stream, for one task that reads and one that writes, in one event loop.
+
+    Every call may raise RuntimeUnavailable. The caller must await `close`.
+    """
+
+    async def read(self) -> tuple[Channel, bytes] | None:
+        """Wait for output, at most MAX_DATA_BYTES of it. None: the output has ended."""
+
+    async def write(self, data: bytes) -> None:
+        """Wait until the stream has taken the data. Data for a program that has ended is dropped."""
+
+    async def end_input(self) -> None: ...
+
+    async def resize(self, window: WindowSize) -> None: ...
+
+    async def signal(self, name: str) -> None:
+        """Send a signal, named without SIG, to the command. Unknown names are ignored."""
+
+    async def status(self) -> StreamStatus:
+        """Wait for the end of the stream, after the end of the output."""
+
+    async def close(self) -> None:
+        """End the stream. A command that still runs is killed."""
 
 
 def secret_values(assignment: Assignment) -> dict[str, str]:
@@ -172,10 +207,14 @@ class Runtime(Protocol):
         Only for managers of the swarm, according to `facts`.
         """
 
-    def logs(self, container_id: str, request: LogsRequest) -> Iterator[StreamFrame]:
-        """Yield lines with their time, or else empty frames at least every 10 s. Closing ends a follow."""
+    async def logs(self, container_id: str, request: LogsRequest) -> ContainerStream:
+        """Open the log. Raises StreamRefused: it cannot be read."""
 
-    def exec(self, container_id: str, request: ExecRequest) -> Iterator[StreamFrame]: ...
+    async def exec(self, container_id: str, request: ExecRequest) -> ContainerStream:
+        """Start a command. Raises StreamRefused: the container does not run, or rejects the request."""
+
+    async def dial(self, container_id: str, request: DialRequest) -> ContainerStream:
+        """Connect to a port. Raises StreamRefused: nothing accepts the connection."""
 
     def watch(self, on_change: Callable[[], None], ended: Callable[[], bool]) -> None:
         """Begin to call `on_change`, from any thread, whenever something may have changed, until the end."""

@@ -15,10 +15,12 @@ from mooring.api.routes import (
     agent,
     api_keys,
     audit,
+    commands,
     events,
     gpus,
     instance_groups,
     instances,
+    logs,
     me,
     nodes,
     projects,
@@ -57,8 +59,8 @@ def _operations() -> tuple[BaseRoute, ...]:
     router = APIRouter()
     router.include_router(agent.frequent)
     for module in (
-        instances, instance_groups, reservations, queue, streams, nodes, gpus, events, projects, users,
-        api_keys, me, secrets, registries, audit, service, agent, docs,
+        instances, instance_groups, reservations, queue, logs, commands, streams, nodes, gpus, events,
+        projects, users, api_keys, me, secrets, registries, audit, service, agent, docs,
     ):  # fmt: skip
         router.include_router(module.router)
     return tuple(router.routes)

@@ -1,7 +1,7 @@
 """The context that every endpoint receives; `server.py` creates it once and stores it on the app."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, Any
 
 from fastapi import Depends
@@ -19,7 +19,6 @@ from mooring.api.http.turns import (
     ProjectTurns,
     SchedulerTurns,
 )
-from mooring.api.streaming.channels import Channels
 from mooring.api.streaming.event_pages import EventPages
 from mooring.api.views.rendered import RenderedInstances
 from mooring.control.audit.rejected_requests import RejectedRequests
@@ -27,9 +26,11 @@ from mooring.control.bootstrap import ControlPlaneIdentity
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.control.tenants.encryption import Encryptor
 from mooring.control.tenants.storage import StorageLimits
+from mooring.core.access import Access
 from mooring.db.readiness import WriteProbe
 from mooring.db.session import Database
 from mooring.settings import Settings
+from mooring.streams.node_streams import Limit, StreamOpener
 
 _MIB = 1024 * 1024
 
@@ -41,7 +42,7 @@ class Context:
     identity: ControlPlaneIdentity
     credentials: Credentials
     encryptor: Encryptor
-    channels: Channels
+    streams: StreamOpener
     rates: RequestRates
     scheduler_cache: SchedulerCache
     open_streams: OpenStreams = field(default_factory=OpenStreams)
@@ -64,6 +65,10 @@ class Context:
     # With `mooring up`, /readyz waits until this many local nodes have reported.
     awaited_nodes: int = 0
     reporting_nodes: set[str] = field(default_factory=set)
+
+    def limit_of(self, access: Access) -> Limit:
+        """The limit on a caller's open streams on a node."""
+        return partial(self.node_streams.opened, is_admin=access.caller.is_admin)
 
     @cached_property
     def write_probe(self) -> WriteProbe:

@@ -19,6 +19,7 @@ from sqlalchemy import ColumnElement, String, cast, delete, exists, func, insert
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from mooring.control import events, idempotency
+from mooring.control.instances import streams
 from mooring.control.tenants import storage
 from mooring.control.tenants.storage import StorageLimits
 from mooring.db.tables import (
@@ -34,7 +35,6 @@ from mooring.db.tables import (
     Registry,
     Reservation,
     Secret,
-    Stream,
     User,
 )
 from mooring.db.types import now
@@ -48,7 +48,6 @@ log = logging.getLogger(__name__)
 MAX_HISTORY: Final = timedelta(hours=6)
 INTERVAL_S: Final = 600.0
 
-_STREAM_MAX_AGE = timedelta(minutes=10)
 # Minimum age of deleted instances, even if their project's storage is full: users may still wait for them.
 _MIN_DELETED_AGE = timedelta(minutes=10)
 
@@ -105,7 +104,7 @@ def sweeps(kept: RetentionTimes, limits: StorageLimits, horizons: Horizons) -> l
     before = now() - kept.deleted
     return [
         _Answers(kept.idempotency),
-        _Rows(Stream.id, Stream.created_at < now() - _STREAM_MAX_AGE),
+        _LostStreams(),
         _Instances(before, horizons),
         _InstancesOfFullProjects(limits),
         _Groups(before),
@@ -141,6 +140,18 @@ class _Rows(Sweep):
     def remove(self, session: Session, keys: Sequence[str]) -> int:
         statement = delete(self._key.class_).where(self._key.in_(keys), self._due).returning(self._key)
         return len(session.scalars(statement).all())
+
+
+class _LostStreams(Sweep):
+    """Streams whose process has ended without ending them: the audit log records them too."""
+
+    def find(self, session: Session, most: int) -> Sequence[str]:
+        return streams.lost(session, most)
+
+    def remove(self, session: Session, keys: Sequence[str]) -> int:
+        for stream_id in keys:
+            streams.end(session, stream_id, None)
+        return len(keys)
 
 
 def _dead_key(before: datetime) -> ColumnElement[bool]:

@@ -59,6 +59,11 @@ def key_permissions(role: Role | None, scopes: frozenset[Permission]) -> frozens
     return ROLE_PERMISSIONS[role] & scopes if scopes else ROLE_PERMISSIONS[role]
 
 
+# Streams must end within five seconds of a revocation: each renews its access at this interval, and accepts a
+# cached result that is no older.
+RENEWED_S: Final = 2.0
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The identity behind a credential. It may be cached for a short time.

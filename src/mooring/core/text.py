@@ -28,6 +28,9 @@ LabelFilter = Annotated[
 ]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 EnvValue = Annotated[str, StringConstraints(pattern=NO_NUL, max_length=32_768)]
+EnvEntry = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}=[^\x00]*$", max_length=128 + 1 + 32_768)
+]
 SecretName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$", max_length=63)
 ]

@@ -1,27 +1,74 @@
-"""Messages of log and exec streams between a node and a replica (`/agent/v1/stream…`)."""
+"""Messages of streams between a node and the process that requested the stream."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Self
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from mooring.core.text import LongText, Text
+from mooring.core.text import EnvName, EnvValue, LongText, Text
 from mooring.schemas.peer import Peer
+
+MAX_WINDOW: Final = 65_535
+
+_BY_ALIAS: Final = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
 
 
 class LogsRequest(Peer):
+    """Log lines: on the channels STDOUT and STDERR, each message is a time, a space and one line."""
+
     tail: int | None
     since: Text | None
     follow: bool
 
 
+class WindowSize(Peer):
+    """The data of the channel RESIZE, in characters."""
+
+    model_config = _BY_ALIAS
+
+    width: Annotated[int, Field(ge=1, le=MAX_WINDOW, alias="Width")]
+    height: Annotated[int, Field(ge=1, le=MAX_WINDOW, alias="Height")]
+
+
+class Signal(Peer):
+    """The data of the channel SIGNAL: a name without SIG."""
+
+    model_config = _BY_ALIAS
+
+    signal: Annotated[str, Field(pattern=r"^[A-Z0-9]{1,16}$", alias="Signal")]
+
+
 class ExecRequest(Peer):
+    """A command to run.
+
+    Attributes:
+        env: variables in addition to those of the container.
+        timeout_s: the command is then killed; None: never.
+        max_output_bytes: further output is dropped; None: no limit.
+    """
+
     command: list[LongText]
-    timeout_s: int
-    max_output_bytes: int
+    env: dict[EnvName, EnvValue] = {}
+    user: Text | None = None
+    working_dir: Text | None = None
+    tty: bool = False
+    stdin: bool = False
+    window: WindowSize | None = None
+    timeout_s: int | None = None
+    max_output_bytes: int | None = None
+
+
+class DialRequest(Peer):
+    """A connection to a TCP port in the container's network namespace."""
+
+    port: Annotated[int, Field(ge=1, le=65_535)]
 
 
 class StreamRequest(Peer):
-    """A stream that a user waits for. The node sends frames to `url`; null: to the URL of its sync calls."""
+    """A stream that a user waits for. The node opens a WebSocket for it at `url`.
+
+    Attributes:
+        url: of the process that waits; None: that of the node's other calls.
+    """
 
     id: Text
     instance_id: Text
@@ -29,6 +76,7 @@ class StreamRequest(Peer):
     url: Text | None
     logs: LogsRequest | None = None
     exec: ExecRequest | None = None
+    dial: DialRequest | None = None
 
 
 class StreamRequestsQuery(Peer):
@@ -55,24 +103,19 @@ class StreamError(Peer):
     message: str
 
 
-class StreamFrame(Peer):
-    """One line of the body of `POST /agent/v1/streams/{id}` (newline-delimited JSON).
+class StreamStatus(Peer):
+    """The data of the channel STATUS: how the stream ended.
 
-    An empty frame is a keepalive. A frame with `end`, `exit_code` or `error` is the last.
+    Attributes:
+        exit_code: of a command that ended by itself.
+        reason: why the stream ended otherwise; None: with the command, the connection or the log.
+        truncated: whether output beyond `max_output_bytes` was dropped.
     """
 
-    stream: Literal["stdout", "stderr"] | None = None
-    at: str | None = None
-    text: str | None = None
-    truncated: bool = False
     exit_code: int | None = None
-    end: bool = False
-    error: StreamError | None = None
+    reason: StreamError | None = None
+    truncated: bool = False
 
     @classmethod
     def of_error(cls, code: str, message: str) -> Self:
-        return cls(error=StreamError(code=code, message=message))
-
-    @property
-    def is_last(self) -> bool:
-        return self.end or self.error is not None or self.exit_code is not None
+        return cls(reason=StreamError(code=code, message=message))

@@ -7,13 +7,14 @@ from secrets import token_urlsafe
 import httpx
 import pytest
 from sqlalchemy import select, update
+from websockets.exceptions import InvalidStatus
 
 from mooring.api.auth.credentials import CACHED_S
 from mooring.core import credentials, ids
 from mooring.db.tables import ApiKey
 from mooring.db.types import new_id, now
 from tests.api.conftest import Sandbox
-from tests.nodes import WireNode
+from tests.nodes import WireNode, output, status
 from tests.problems import problem
 from tests.service import ADMIN_KEY, Client, RunningService
 from tests.testbed.waiting import wait_until
@@ -55,7 +56,9 @@ def test_node_credentials_and_api_keys_cannot_call_each_others_paths(sandbox: Sa
 
 
 def test_a_node_cannot_answer_an_unknown_stream(sandbox: Sandbox) -> None:
-    problem(sandbox.node.http.post("/agent/v1/streams/str_none", content=b"{}\n"), 404, "not_found")
+    with pytest.raises(InvalidStatus) as rejected:
+        sandbox.node.bring("str_none")
+    assert rejected.value.response.status_code == 404
 
 
 def test_a_node_cannot_answer_another_nodes_stream(sandbox: Sandbox) -> None:
@@ -68,10 +71,11 @@ def test_a_node_cannot_answer_another_nodes_stream(sandbox: Sandbox) -> None:
     )
     thread.start()
     (stream,) = wait_until(sandbox.node.stream_requests)
-    frames = b'{"stream": "stdout", "text": "root\\n"}\n{"exit_code": 0}\n'
-    problem(thief.http.post(f"/agent/v1/streams/{stream.id}", content=frames), 404, "not_found")
+    with pytest.raises(InvalidStatus) as rejected:
+        thief.bring(stream.id)
+    assert rejected.value.response.status_code == 404
     assert thief.stream_requests() == []
-    assert sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames).status_code == 204
+    sandbox.node.bring(stream.id, output("root\n"), status(0))
     thread.join(20)
     assert answers[0].json() == {"exit_code": 0, "stdout": "root\n", "stderr": "", "truncated": False}
     sandbox.client.delete(f"/v1/nodes/{thief.id}")

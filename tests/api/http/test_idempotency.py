@@ -19,6 +19,7 @@ from mooring.db.tables import IdempotencyKey, IdempotencyUsage
 from mooring.db.types import now
 from tests.api.conftest import Sandbox
 from tests.concurrency import run_concurrently
+from tests.nodes import output, status
 from tests.problems import problem
 from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
@@ -113,14 +114,14 @@ def test_a_command_runs_once_per_key_unless_its_node_rejected_it(sandbox: Sandbo
     path, key = f"/v1/instances/{assignment.instance_id}/exec", f"exec-{sandbox.node.name}"
     answers: list[httpx.Response] = []
 
-    def exec_with_frames(frames: bytes, while_it_runs: Callable[[], None] = lambda: None) -> httpx.Response:
+    def exec_with(*messages: bytes, while_it_runs: Callable[[], None] = lambda: None) -> httpx.Response:
         thread = threading.Thread(
             target=lambda: answers.append(_post(sandbox.client, path, key, {"command": ["id"]}))
         )
         thread.start()
         (stream,) = wait_until(sandbox.node.stream_requests)
         while_it_runs()
-        assert sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames).status_code == 204
+        sandbox.node.bring(stream.id, *messages)
         thread.join(20)
         return answers[-1]
 
@@ -128,9 +129,9 @@ def test_a_command_runs_once_per_key_unless_its_node_rejected_it(sandbox: Sandbo
         problem(_post(sandbox.client, path, key, {"command": ["id"]}), 409, "idempotency_in_progress")
         problem(_post(sandbox.client, path, key, {"command": ["other"]}), 422, "idempotency_key_reused")
 
-    refusal = b'{"error": {"code": "not_running", "message": "no"}}\n'
-    problem(exec_with_frames(refusal, same_key_meanwhile), 409, "not_running")
-    done = exec_with_frames(b'{"stream": "stdout", "text": "root"}\n{"exit_code": 7}\n')
+    refused = exec_with(status(code="not_running"), while_it_runs=same_key_meanwhile)
+    problem(refused, 409, "not_running")
+    done = exec_with(output("root"), status(7))
     assert done.json() == {"exit_code": 7, "stdout": "root", "stderr": "", "truncated": False}
     again = _post(sandbox.client, path, key, {"command": ["id"]})  # does not reach the node
     assert (again.content, again.headers["idempotency-replayed"]) == (done.content, "true")
@@ -149,8 +150,7 @@ def test_a_command_that_may_have_run_is_not_run_again(sandbox: Sandbox) -> None:
     )
     thread.start()
     (stream,) = wait_until(sandbox.node.stream_requests)
-    lost = b'{"stream": "stdout", "text": "half"}\n{"error": {"code": "docker_unavailable", "message": ""}}\n'
-    sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=lost)
+    sandbox.node.bring(stream.id, output("half"), status(code="docker_unavailable"))
     thread.join(20)
     problem(answers[0], 503, "docker_unavailable")
     problem(_post(sandbox.client, path, key, {"command": ["id"]}), 409, "idempotency_in_progress")

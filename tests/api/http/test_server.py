@@ -13,12 +13,13 @@ import mooring.server
 from mooring.api.http import server
 from mooring.api.http.server import HttpProtocol
 
-PROTOCOL = {"connections", "cycle", "flow", "loop", "pipeline", "scope", "transport"}
+PROTOCOL = {"connections", "cycle", "flow", "loop", "pipeline", "scope", "transport", "url"}
 CYCLE = {"disconnected", "message_event", "response_complete", "response_started"}
 FLOW = {"read_paused"}
 CALLBACKS = {
     "connection_made", "connection_lost", "data_received", "on_message_begin", "on_headers_complete",
     "on_body", "on_message_complete", "on_response_complete", "send_400_response",
+    "handle_websocket_upgrade", "_should_upgrade",
 }  # fmt: skip
 SERVER = {"_captured_signals", "config", "servers", "started"}
 SERVER_METHODS = {"capture_signals", "shutdown", "startup"}
@@ -46,7 +47,9 @@ def _used(module: ModuleType, owner: str, cls: type | None = None) -> set[str]:
 
 
 def test_uvicorn_has_the_members_that_mooring_uses() -> None:
-    assert _constructed(HttpToolsProtocol) >= PROTOCOL
+    # `url` is assigned at the beginning of each request.
+    assert "self.url" in inspect.getsource(HttpToolsProtocol.on_message_begin)
+    assert _constructed(HttpToolsProtocol) | {"url"} >= PROTOCOL
     assert _constructed(RequestResponseCycle) >= CYCLE
     assert _constructed(FlowControl) >= FLOW
     assert vars(HttpToolsProtocol).keys() >= CALLBACKS

@@ -13,14 +13,11 @@ import pytest
 
 from mooring.api.http.edge import MAX_HEADERS, MAX_PARAMETERS
 from mooring.api.http.server import ConnectionLimits
-from tests.nodes import WireNode, observed
 from tests.problems import MEMBERS, problem
 from tests.service import ADMIN_KEY, Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
 
-LIMITS = ConnectionLimits(
-    head_s=0.5, body_s=1, bytes_per_s=1000, frames_s=0.7, linger_s=0.1, reader_s=1, connections=12
-)
+LIMITS = ConnectionLimits(head_s=0.5, body_s=1, bytes_per_s=1000, linger_s=0.1, reader_s=1, connections=12)
 AUTHORIZED = f"Host: a\r\nAuthorization: Bearer {ADMIN_KEY}\r\nContent-Type: application/json\r\n".encode()
 POST = b"POST /v1/instances HTTP/1.1\r\n" + AUTHORIZED
 # A loaded machine exceeds a timeout by up to this.
@@ -294,52 +291,6 @@ def test_a_connection_over_the_limit_is_rejected_if_all_others_are_busy(service:
         require_last_answer(received, 503, "unavailable")
         assert b"Retry-After: " in received
     wait_until(lambda: _connections(service) == 0)
-
-
-def test_the_frames_of_a_node_may_take_longer_than_a_body_but_must_not_stop(
-    service: RunningService, admin: Client
-) -> None:
-    node = WireNode(admin, "streamer")
-    node.sync()
-    made = admin.create()
-    admin.wait(made["id"], "scheduled")
-    (assignment,) = node.sync().assignments
-    node.sync(observed(assignment, "running"))
-    answers: list[httpx.Response] = []
-
-    def execute() -> None:
-        with service.client as own:
-            path = f"/v1/instances/{made['id']}/exec"
-            answers.append(own.post(path, json={"command": ["sleep"], "timeout_s": 30}))
-
-    thread = threading.Thread(target=execute)
-    thread.start()
-    (stream,) = wait_until(node.stream_requests)
-
-    def frames() -> Iterator[bytes]:
-        began = time.monotonic()
-        while time.monotonic() - began < 2 * LIMITS.body_s:
-            yield b"{}\n"
-            threading.Event().wait(LIMITS.frames_s / 4)
-        yield b'{"exit_code": 0}\n'
-
-    assert node.http.post(f"/agent/v1/streams/{stream.id}", content=frames()).status_code == 204
-    thread.join(20)
-    assert answers[0].json()["exit_code"] == 0
-    # A node that stops sending is disconnected.
-    thread = threading.Thread(target=execute)
-    thread.start()
-    (stream,) = wait_until(node.stream_requests)
-    head = f"POST /agent/v1/streams/{stream.id} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
-    with raw_connection(service) as idle_node:
-        idle_node.send(
-            f"{head}Authorization: {node.http.headers['Authorization']}\r\n\r\n3\r\n{{}}\n\r\n".encode()
-        )
-        _received, lasted = idle_node.rest()
-    assert LIMITS.frames_s - EARLY_S <= lasted < LIMITS.frames_s + SLACK_S
-    service.service._server._context.channels.abort()
-    thread.join(20)
-    node.close()
 
 
 def test_an_ignored_upgrade_does_not_close_the_connection(service: RunningService) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
 
 from mooring.control.nodes import nodes, start_secrets
 from mooring.core.access import on_host
@@ -13,7 +14,7 @@ from mooring.core.node import NodeFacts
 from mooring.db.tables import Instance
 from mooring.schemas.agent import Assignment, SyncAnswer
 from tests.api.conftest import Sandbox
-from tests.nodes import WireNode, observed
+from tests.nodes import WireNode, observed, output, status
 from tests.problems import problem
 from tests.service import Client
 from tests.testbed.waiting import wait_until
@@ -95,9 +96,10 @@ def test_a_node_gets_no_streams_of_another_node(sandbox: Sandbox, thief: WireNod
     as_earlier_release = thief.facts.model_copy(update={"asks_for_streams": False})
     for facts in (thief.facts, as_earlier_release):
         require_no_data_of(thief.sync(observed(assignment, "running"), facts=facts), assignment)
-    frames = b'{"stream": "stdout", "text": "forged"}\n{"exit_code": 0}\n'
-    problem(thief.http.post(f"/agent/v1/streams/{stream.id}", content=frames), 404, "not_found")
-    assert sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames).status_code == 204
+    with pytest.raises(InvalidStatus) as rejected:
+        thief.bring(stream.id, output("forged"), status(0))
+    assert rejected.value.response.status_code == 404
+    sandbox.node.bring(stream.id, output("true"), status(0))
     thread.join(20)
     assert answers[0].status_code == 200
 
@@ -437,9 +439,7 @@ def test_no_call_with_a_stolen_credential_returns_data_of_others(sandbox: Sandbo
             for attempt in (1, 2)
         ],
         "/agent/v1/stream-requests": [thief.post_stream_requests()],
-        "/agent/v1/streams/{stream_id}": [
-            thief.http.post("/agent/v1/streams/stm_unknown", content=b'{"end": true}\n')
-        ],
+        "/agent/v1/streams/{stream_id}": [thief.http.get("/agent/v1/streams/stm_unknown")],
         "/agent/v1/session": [thief.http.post("/agent/v1/session")],
     }
     document = sandbox.client.get("/openapi.json").json()
@@ -466,7 +466,7 @@ def test_no_call_with_a_stolen_credential_returns_data_of_others(sandbox: Sandbo
         "/agent/v1/instances/{instance_id}/start-secrets": {404},
         "/agent/v1/heartbeat": {200},
         "/agent/v1/stream-requests": {200},
-        "/agent/v1/streams/{stream_id}": {404},
+        "/agent/v1/streams/{stream_id}": {426},
         "/agent/v1/session": {200},
     }
     assert get_node(sandbox, sandbox.node)["state"] == "ready"

@@ -1,11 +1,11 @@
 """Logs that the control plane relays from a node."""
 
-import json
 import threading
 
 import httpx
 
 from tests.api.conftest import Sandbox
+from tests.nodes import output, status
 from tests.testbed.waiting import wait_until
 
 HOSTILE = "\x1b]0;title\x07safe\x1b[2J\u202egnp.exe\r\n" + "x" * 100_000
@@ -23,13 +23,11 @@ def test_log_lines_of_a_node_are_sanitized_and_truncated(sandbox: Sandbox) -> No
         thread = threading.Thread(target=get_logs)
         thread.start()
         (stream,) = wait_until(sandbox.node.stream_requests)
-        line = {"stream": "stdout", "text": HOSTILE, "at": "2026-11-22T08:00:00Z\ndata: forged"}
-        frames = f"{json.dumps(line)}\n{json.dumps({'end': True})}\n"
-        sent = sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames.encode())
-        assert sent.status_code == 204
+        line = f"2026-11-22T08:00:00Z\ndata:forged {HOSTILE}"
+        sandbox.node.bring(stream.id, output(line), status())
         thread.join(20)
         [answer] = answers
         assert "safegnp.exexxx" in answer.text
         assert not {"\x1b", "\u202e", "\r", "\x07"} & set(answer.text)
         assert max(map(len, answer.text.splitlines())) < 20_000
-        assert "\ndata: forged" not in answer.text
+        assert "\ndata:forged" not in answer.text

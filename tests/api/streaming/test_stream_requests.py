@@ -10,12 +10,12 @@ import pytest
 from mooring.db.signals import Topic
 from mooring.schemas.agent import SyncAnswer
 from tests.api.conftest import Sandbox
-from tests.nodes import observed
+from tests.nodes import observed, output, status
 from tests.problems import problem
 from tests.testbed.waiting import wait_until
 from tests.waiters import waiters
 
-FRAMES = b'{"stream": "stdout", "text": "hi\\n"}\n{"exit_code": 0}\n'
+MESSAGES = (output("hi\n"), status(0))
 SHORT_S = 0.3
 
 StartExec = Callable[[], Callable[[], httpx.Response]]
@@ -49,7 +49,7 @@ def test_a_waiting_call_is_answered_after_a_users_request(sandbox: Sandbox, star
     def wait() -> None:
         (stream,) = sandbox.node.stream_requests(wait_s=30)
         received_at.append(time.monotonic())
-        sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
+        sandbox.node.bring(stream.id, *MESSAGES)
 
     waiting = threading.Thread(target=wait)
     waiting.start()
@@ -67,7 +67,7 @@ def test_a_stream_known_to_the_node_does_not_end_its_wait(sandbox: Sandbox, star
     began = time.monotonic()
     assert sandbox.node.stream_requests(known=[stream.id], wait_s=SHORT_S) == [stream]
     assert time.monotonic() - began >= SHORT_S
-    sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
+    sandbox.node.bring(stream.id, *MESSAGES)
     assert wait_for_answer().status_code == 200
     assert sandbox.node.stream_requests() == []
 
@@ -79,7 +79,7 @@ def test_a_users_request_does_not_end_a_waiting_sync(sandbox: Sandbox, start_exe
     began = time.monotonic()
     assert sandbox.node.sync(instances=None, wait_s=SHORT_S).streams == []
     assert time.monotonic() - began >= SHORT_S
-    sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
+    sandbox.node.bring(stream.id, *MESSAGES)
     assert wait_for_answer().status_code == 200
 
 
@@ -89,7 +89,7 @@ def test_an_agent_of_an_earlier_release_gets_streams_in_the_sync_answer(
     sandbox.node.facts = sandbox.node.facts.model_copy(update={"asks_for_streams": False})
     wait_for_answer = start_exec()
     (stream,) = wait_until(lambda: sandbox.node.sync(instances=None, wait_s=1).streams)
-    sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
+    sandbox.node.bring(stream.id, *MESSAGES)
     assert wait_for_answer().status_code == 200
 
 
@@ -99,7 +99,7 @@ def test_a_stale_session_gets_no_streams(sandbox: Sandbox, start_exec: StartExec
     old = sandbox.node.session
     sandbox.node.open_session()
     problem(sandbox.node.post_stream_requests(session=old), 409, "stale_session")
-    sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
+    sandbox.node.bring(stream.id, *MESSAGES)
     assert wait_for_answer().status_code == 200
 
 

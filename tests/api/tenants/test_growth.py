@@ -16,7 +16,7 @@ from sqlalchemy import String, cast, func, select
 
 from mooring.db.tables import AuditEntry, IdempotencyKey, Instance, InstanceGroup
 from tests.api.conftest import Sandbox
-from tests.nodes import WireNode, observed
+from tests.nodes import WireNode, observed, output, status
 from tests.problems import problem
 from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
@@ -156,8 +156,7 @@ def test_large_command_output_is_not_stored_and_the_command_runs_once(sandbox: S
     thread = threading.Thread(target=post)
     thread.start()
     (stream,) = wait_until(sandbox.node.stream_requests)
-    frames = b'{"stream": "stdout", "text": "%b"}\n{"exit_code": 0}\n' % (b"z" * 224 * 1024)
-    assert sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames).status_code == 204
+    sandbox.node.bring(stream.id, output("z" * 224 * 1024), status(0))
     thread.join(20)
     assert (answers[0].status_code, len(answers[0].json()["stdout"])) == (200, 224 * 1024)
     assert _stored_body(sandbox.service, key) == 0

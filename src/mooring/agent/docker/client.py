@@ -3,6 +3,7 @@
 Uses the low-level client of Docker's library, because its high-level objects send extra inspect requests.
 """
 
+import os
 import threading
 import weakref
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from docker.utils import kwargs_from_env
 from docker.utils.utils import version_lt
 from requests import Response
 
+from mooring.agent.docker.engine_streams import EngineAddress, EngineApi
 from mooring.agent.docker.errors import EngineRefused, engine_call
 from mooring.agent.docker.streams import ByteStream
 from mooring.agent.docker.transport import share_connections
@@ -140,13 +142,10 @@ class Engine:
         with engine_call("remove network"):
             self._client().remove_network(network)
 
-    def exec_create(self, container: str, command: list[str]) -> str:
-        with engine_call("exec"):
-            return str(self._client().exec_create(container, command)["Id"])
-
-    def exec_state(self, exec_id: str) -> Document:
-        with engine_call("inspect exec"):
-            return self._client().exec_inspect(exec_id)
+    def streams(self) -> EngineApi:
+        """The calls to this engine that wait in an event loop."""
+        environment = os.environ if self._environment is None else self._environment
+        return EngineApi(EngineAddress.from_environment(environment), self._known_version, self._version)
 
     def stream(
         self,
@@ -224,6 +223,14 @@ class Engine:
                 # A separate pool, so that followed logs do not use all connections that a kill needs.
                 self._streaming = self._connect(version)
             return self._streaming if streaming else self._default
+
+    def _known_version(self) -> str | None:
+        client = self._default
+        return None if client is None else str(client.api_version)
+
+    def _version(self) -> str:
+        with engine_call("version"):
+            return str(self._client().api_version)
 
     def _negotiate(self) -> str:
         # Docker's library negotiates in the client's constructor, before `share_connections`.

@@ -40,6 +40,13 @@ class EngineRefused(RuntimeUnavailable):
         self.message = message
 
 
+def refusal(status: int, message: str) -> RuntimeUnavailable:
+    """The exception for an error of the engine, which may only say that the engine shuts down."""
+    if _SHUTTING_DOWN.search(message) and not _REGISTRY_SILENT.search(message):
+        return RuntimeUnavailable(f"the container engine is shutting down: {message}")
+    return EngineRefused(status, message)
+
+
 @contextmanager
 def engine_call(call: str) -> Iterator[None]:
     """Convert any exception of Docker's library into one of two errors, whose message begins with `call`.
@@ -51,10 +58,7 @@ def engine_call(call: str) -> Iterator[None]:
     try:
         yield
     except APIError as error:
-        message = str(error.explanation or error)
-        if _SHUTTING_DOWN.search(message) and not _REGISTRY_SILENT.search(message):
-            raise RuntimeUnavailable(f"{call}: the container engine is shutting down: {message}") from error
-        raise EngineRefused(error.status_code or 0, message) from error
+        raise refusal(error.status_code or 0, str(error.explanation or error)) from error
     except (RequestException, HTTPError, HTTPException, DockerException, OSError) as error:
         raise RuntimeUnavailable(
             f"{call}: the container engine does not answer ({type(error).__name__}: {error})"

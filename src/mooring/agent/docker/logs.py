@@ -1,45 +1,84 @@
-"""Reads the logs of an instance as frames: one per line, with its time, without control characters (R18)."""
+"""Reads the log of a container: a message for each line, with its time, without control characters (R18)."""
 
 import codecs
 import re
-from collections.abc import Generator, Iterator
+from collections import deque
 from datetime import UTC, datetime
-from typing import Final
 
 from mooring.agent.decide.reconcile import ENDED
-from mooring.agent.docker.client import Engine
+from mooring.agent.docker.engine_streams import EngineApi, EngineConnection
 from mooring.agent.docker.errors import EngineRefused
-from mooring.agent.docker.streams import ByteStream, Demultiplexer, StreamName
-from mooring.agent.runtime import RuntimeUnavailable
+from mooring.agent.docker.streams import Demultiplexer
+from mooring.agent.runtime import RuntimeUnavailable, StreamRefused
+from mooring.core.stream_messages import Channel
 from mooring.core.text import MAX_LINE_BYTES, clean_line
-from mooring.schemas.agent_streams import LogsRequest, StreamFrame
+from mooring.schemas.agent_streams import LogsRequest, StreamStatus, WindowSize
 
-KEEP_ALIVE_S: Final = 10.0
+_GONE = "the container of the instance was removed, and its logs with it"
 
 
-def log_frames(engine: Engine, container_id: str, request: LogsRequest) -> Generator[StreamFrame, None, None]:
-    """Yield frames; the last one has `end` or `error`. Empty frames keep the connection alive.
+class LogStream:
+    """A ContainerStream of log lines, without input."""
+
+    def __init__(
+        self, engine: EngineApi, container_id: str, connection: EngineConnection, *, follow: bool
+    ) -> None:
+        self._engine, self._container_id, self._follow = engine, container_id, follow
+        self._connection = connection
+        self._demultiplexer, self._cutter = Demultiplexer(), LineCutter()
+        self._lines: deque[tuple[Channel, bytes]] = deque()
+
+    async def read(self) -> tuple[Channel, bytes] | None:
+        while not self._lines:
+            chunk = await self._connection.read()
+            if not chunk:
+                return None
+            for channel, payload in self._demultiplexer.feed(chunk):
+                if (line := self._cutter.line(channel, payload)) is not None:
+                    self._lines.append((channel, line))
+        return self._lines.popleft()
+
+    async def write(self, data: bytes) -> None:
+        """Logs take no input."""
+
+    async def end_input(self) -> None: ...
+
+    async def resize(self, window: WindowSize) -> None: ...
+
+    async def signal(self, name: str) -> None: ...
+
+    async def status(self) -> StreamStatus:
+        # An engine that shuts down ends its streams as if the containers had ended.
+        if self._follow and (status := await self._container_status()) not in ENDED:
+            raise RuntimeUnavailable(f"the engine ended the logs of a container that is {status}")
+        return StreamStatus()
+
+    async def close(self) -> None:
+        self._connection.abort()
+
+    async def _container_status(self) -> str:
+        container = await self._engine.request("GET", f"/containers/{self._container_id}/json")
+        return str(container["State"]["Status"])
+
+
+async def open_logs(engine: EngineApi, container_id: str, request: LogsRequest) -> LogStream:
+    """Open the log.
 
     Raises:
-        RuntimeUnavailable: the connection to the engine was lost.
+        StreamRefused: the container is gone, or `since` is not a time.
+        RuntimeUnavailable: the engine does not answer.
     """
     try:
         params = _params(request)
     except ValueError:
-        yield StreamFrame.of_error("bad_since", "`since` is not a time like 2026-11-21T08:00:00Z")
-        return
-    stream = engine.stream("GET", f"/containers/{container_id}/logs", params=params, headers_in_s=10)
+        raise StreamRefused("bad_since", "`since` is not a time like 2026-11-21T08:00:00Z") from None
     try:
-        yield from _lines(stream)
-        yield _end(engine, container_id, follow=request.follow)
-    except EngineRefused as refusal:
-        if refusal.status not in {404, 409}:
+        connection = await engine.open("GET", f"/containers/{container_id}/logs", params=params)
+    except EngineRefused as refused:
+        if refused.status not in {404, 409}:
             raise
-        yield StreamFrame.of_error(
-            "not_found", "the container of the instance was removed, and its logs with it"
-        )
-    finally:
-        stream.close()
+        raise StreamRefused("not_found", _GONE) from refused
+    return LogStream(engine, container_id, connection, follow=request.follow)
 
 
 def engine_time(rfc3339: str) -> str:
@@ -60,24 +99,24 @@ class LineCutter:
     """Truncates lines of more than 16 KiB, which the engine sends in parts, to their first part."""
 
     def __init__(self) -> None:
-        self._cut: set[StreamName] = set()  # streams whose current line was truncated
+        self._cut: set[Channel] = set()  # channels whose current line was truncated
 
-    def frame(self, stream: StreamName, payload: bytes) -> StreamFrame | None:
-        """Return the frame of a line; None for a further part of a truncated line."""
+    def line(self, channel: Channel, payload: bytes) -> bytes | None:
+        """Return a line with its time; None for a further part of a truncated line."""
         at, _, line = payload.partition(b" ")
         complete = line.endswith(b"\n")
-        if stream in self._cut:
+        if channel in self._cut:
             if complete:
-                self._cut.discard(stream)
+                self._cut.discard(channel)
             return None
         text = line.rstrip(b"\r\n")
         truncated = len(text) > MAX_LINE_BYTES or (not complete and len(text) == MAX_LINE_BYTES)
         if not complete and truncated:
-            self._cut.add(stream)
+            self._cut.add(channel)
         # `final` replaces an incomplete character at the end. In a truncated line, it is dropped instead.
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         decoded = clean_line(decoder.decode(text[:MAX_LINE_BYTES], final=not truncated))
-        return StreamFrame(stream=stream, at=at.decode(errors="replace"), text=decoded, truncated=truncated)
+        return at + b" " + decoded.encode()
 
 
 def _params(request: LogsRequest) -> dict[str, str]:
@@ -89,21 +128,3 @@ def _params(request: LogsRequest) -> dict[str, str]:
         "tail": "all" if request.tail is None else str(request.tail),
     }
     return params | ({"since": engine_time(request.since)} if request.since else {})
-
-
-def _lines(stream: ByteStream) -> Iterator[StreamFrame]:
-    demultiplexer, cutter = Demultiplexer(), LineCutter()
-    while (chunk := stream.read(KEEP_ALIVE_S)) != b"":
-        if chunk is None:
-            yield StreamFrame()
-            continue
-        for name, payload in demultiplexer.feed(chunk):
-            if (frame := cutter.frame(name, payload)) is not None:
-                yield frame
-
-
-def _end(engine: Engine, container_id: str, *, follow: bool) -> StreamFrame:
-    # An engine that shuts down ends its streams as if the containers had ended.
-    if follow and (status := engine.container(container_id)["State"]["Status"]) not in ENDED:
-        raise RuntimeUnavailable(f"the engine ended the logs of a container that is {status}")
-    return StreamFrame(end=True)

@@ -9,15 +9,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from requests import Response
 
 from mooring.agent.docker.errors import engine_call
 from mooring.agent.docker.transport import listening_to_connections
 from mooring.agent.runtime import RuntimeUnavailable
-
-StreamName = Literal["stdout", "stderr"]
+from mooring.core.stream_messages import Channel
 
 _READ_BYTES = 65_536
 _HEADER_BYTES = 8  # stream number, three zeros, length as four bytes
@@ -124,18 +123,18 @@ class ByteStream:
 
 
 class Demultiplexer:
-    """Splits the engine's stream of a container without a terminal into (stream, payload) frames."""
+    """Splits the engine's stream of a container without a terminal into whole frames: (channel, payload)."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, chunk: bytes) -> Iterator[tuple[StreamName, bytes]]:
+    def feed(self, chunk: bytes) -> Iterator[tuple[Channel, bytes]]:
         self._buffer += chunk
         while len(self._buffer) >= _HEADER_BYTES:
             end = _HEADER_BYTES + int.from_bytes(self._buffer[4:_HEADER_BYTES], "big")
             if len(self._buffer) < end:
                 return
-            name: StreamName = "stderr" if self._buffer[0] == 2 else "stdout"
+            channel = Channel.STDERR if self._buffer[0] == Channel.STDERR else Channel.STDOUT
             payload = bytes(self._buffer[_HEADER_BYTES:end])
             del self._buffer[:end]
-            yield name, payload
+            yield channel, payload

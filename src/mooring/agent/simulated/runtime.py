@@ -19,6 +19,7 @@ from mooring.agent.disk.storage import DiskPolicy
 from mooring.agent.runtime import (
     Cancelled,
     Container,
+    ContainerStream,
     Progress,
     PullNeeded,
     RuntimeFacts,
@@ -28,14 +29,14 @@ from mooring.agent.runtime import (
     secret_values,
 )
 from mooring.agent.simulated.gpus import GpuUser, gpu_user
-from mooring.agent.simulated.output import exec_frames, line_frames
+from mooring.agent.simulated.streams import SimulatedExec, SimulatedLogs, SimulatedPort
 from mooring.agent.simulated.timers import Timers
 from mooring.agent.timestamps import rfc3339
 from mooring.core.disk import DiskFacts
 from mooring.core.instance.spec import InstanceSpec
 from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, Endpoint, Orphan, OverlayNetwork
-from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
+from mooring.schemas.agent_streams import DialRequest, ExecRequest, LogsRequest
 
 FIRST_PORT: Final = 32_768
 CANCEL_POLL_S: Final = 0.01
@@ -173,12 +174,14 @@ class SimulatedRuntime:
         """A simulated node is in no swarm."""
         self._require_available()
 
-    def logs(self, container_id: str, request: LogsRequest) -> Iterator[StreamFrame]:
-        return line_frames(lambda: self._container(container_id), self._now, self._wait_for_change, request)
+    async def logs(self, container_id: str, request: LogsRequest) -> ContainerStream:
+        return SimulatedLogs(lambda: self._container(container_id), self._now, request)
 
-    def exec(self, container_id: str, request: ExecRequest) -> Iterator[StreamFrame]:
-        self._require_available()
-        return exec_frames(self._container(container_id), request.command)
+    async def exec(self, container_id: str, request: ExecRequest) -> ContainerStream:
+        return SimulatedExec(lambda: self._container(container_id), request)
+
+    async def dial(self, container_id: str, request: DialRequest) -> ContainerStream:
+        return SimulatedPort(lambda: self._container(container_id), request)
 
     def watch(self, on_change: Callable[[], None], ended: Callable[[], bool]) -> None:
         """Also calls `on_change` when a program ends by itself."""
@@ -306,10 +309,6 @@ class SimulatedRuntime:
             self._end_due()
             simulated = self._containers.get(container_id)
             return simulated.container if simulated else None
-
-    def _wait_for_change(self) -> None:
-        with self._changed:
-            self._changed.wait(1)
 
     def _now(self) -> float:
         return self._epoch + self._clock()

@@ -30,6 +30,9 @@ from mooring.agent.gpus.telemetry import (
 )
 from mooring.agent.gpus.watchdog import CHECK_EVERY_S, Watchdog
 from mooring.agent.runtime import Container, Runtime, RuntimeFacts
+from mooring.agent.streams.loop import StreamLoop
+from mooring.agent.streams.requests import StreamRequestsCall
+from mooring.agent.streams.streams import Streams
 from mooring.agent.sync.agent_state import AgentState, AnswerOutcome, ReportedState
 from mooring.agent.sync.client import ControlPlaneClient, ControlPlaneError
 from mooring.agent.sync.engine_watcher import LISTING_GAP_S, EngineWatcher
@@ -42,8 +45,6 @@ from mooring.agent.sync.self_fence import SelfFence
 from mooring.agent.sync.specs import Specs
 from mooring.agent.sync.start_secrets import StartSecretsCache
 from mooring.agent.sync.stop_times import StopTimes
-from mooring.agent.sync.stream_requests import StreamRequestsCall
-from mooring.agent.sync.streams import Streams
 from mooring.agent.sync.tasks import Tasks, ThreadTasks, run_blocking
 from mooring.agent.sync.worker_pools import WorkerPools
 from mooring.core.instance.state import Reason
@@ -60,7 +61,8 @@ class Agent:
     """`serve` lasts until `stop`, or until the agent may no longer act for its node; containers keep running.
 
     Args:
-        tasks, pools, reachability: the nodes of a process may share them. By default each task has a thread.
+        tasks, pools, stream_loop, reachability: the nodes of a process may share them. By default each task
+            has a thread.
         on_first_call: called after the first report, whether or not it was answered.
     """
 
@@ -76,6 +78,7 @@ class Agent:
         container_of: ContainerOf = lambda _: None,
         tasks: Tasks | None = None,
         pools: WorkerPools | None = None,
+        stream_loop: StreamLoop | None = None,
         reachability: Reachability | None = None,
         on_first_call: Callable[[], None] = lambda: None,
         release_within_s: float = RELEASE_WITHIN_S,
@@ -106,9 +109,7 @@ class Agent:
         self._control_plane = control_plane
         self._executor = self._new_executor(pools, stops)
         self._specs = Specs()
-        self._streams = Streams(
-            runtime, control_plane, self._state.container, pools.streams, node=identity.node_id
-        )
+        self._streams = Streams(runtime, control_plane, self._state.container, stream_loop or StreamLoop())
         self._exchange = self._new_exchange(reachability or Reachability(), on_first_call)
         self._stream_requests = StreamRequestsCall(
             control_plane, self._tasks, identity, lambda: self._session, self._serve_streams, self._ended
@@ -186,6 +187,7 @@ class Agent:
 
     def stop(self) -> None:
         self._end(0)
+        self._streams.close()
 
     def _end(self, exit_code: int) -> None:
         """Decide nothing more. Work in progress ends with the process."""

@@ -2,7 +2,6 @@
 
 import json
 import ssl
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
@@ -11,9 +10,12 @@ from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel, SecretStr, ValidationError
+from websockets.asyncio.client import connect
+from websockets.typing import Subprotocol
 
 from mooring.agent.sync.identity import NodeIdentity
 from mooring.core.credentials import hashed
+from mooring.core.stream_messages import MAX_MESSAGE_BYTES, SUBPROTOCOL
 from mooring.schemas.agent import (
     CredentialAnswer,
     Heartbeat,
@@ -26,9 +28,11 @@ from mooring.schemas.agent import (
     SyncAnswer,
     SyncRequest,
 )
-from mooring.schemas.agent_streams import StreamFrame, StreamRequests, StreamRequestsQuery
+from mooring.schemas.agent_streams import StreamRequests, StreamRequestsQuery
 
 ANSWER_WITHIN_S: Final = 10.0  # in addition to the requested wait
+CLOSED_WITHIN_S: Final = 2.0
+_UNREAD_MESSAGES: Final = 4  # of a stream; then its sender waits
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -140,19 +144,31 @@ class ControlPlaneClient:
         """As `call`, in a task (see tasks.py)."""
         return self.call(call)
 
-    def upload(self, stream_id: str, url: str | None, frames: Iterator[StreamFrame]) -> None:
-        """Send frames, as they arrive, to the replica that requested them. Returns when it has read all."""
+    def stream_connection(self, stream_id: str, url: str | None) -> connect:
+        """A WebSocket to the process that requested this stream; `url` is None if that is this control plane.
+
+        Raises:
+            InsecureUrl: the credential would be sent unencrypted.
+        """
         base = self._url if url is None else url.rstrip("/")
         self._require_secure(base)
-        lines = (frame.model_dump_json(exclude_defaults=True).encode() + b"\n" for frame in frames)
-        headers = {**self._headers(), "Content-Type": "application/x-ndjson"}
-        try:
-            response = self._client.post(
-                f"{base}/agent/v1/streams/{stream_id}", content=lines, headers=headers
-            )
-        except httpx.HTTPError as error:
-            raise Unreachable(_describe(error)) from error
-        _raise_for(response)
+        parts = urlsplit(base)
+        is_secure = parts.scheme == "https"
+        return _Connect(
+            f"{'wss' if is_secure else 'ws'}://{parts.netloc}{parts.path}/agent/v1/streams/{stream_id}",
+            additional_headers=self._headers(),
+            subprotocols=[Subprotocol(SUBPROTOCOL)],
+            ssl=_trusted_cas() if is_secure else None,
+            proxy=None if is_loopback(parts.hostname or "") else True,
+            open_timeout=ANSWER_WITHIN_S,
+            close_timeout=CLOSED_WITHIN_S,
+            compression=None,
+            # Keepalive messages of both sides take the place of pings, whose answers wait behind unread data.
+            ping_interval=None,
+            max_size=MAX_MESSAGE_BYTES,
+            max_queue=_UNREAD_MESSAGES,
+            user_agent_header=None,
+        )
 
     def close(self) -> None:
         self._client.close()
@@ -211,6 +227,12 @@ class ControlPlaneClient:
 
 def is_loopback(host: str) -> bool:
     return host in LOOPBACK or host.startswith("127.")
+
+
+class _Connect(connect):
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        """Follow no redirect: it would send the node's credential to another place."""
+        return exc
 
 
 class LoopClient(ControlPlaneClient):

@@ -8,7 +8,6 @@ from mooring.agent.sync.workers import Workers
 # Queued tasks of one project in a pool. Further actions are not begun, but planned again later.
 WAITING_OF_PROJECT: Final = 128
 PULLS_OF_PROJECT: Final = 2
-STREAMS_OF_PROJECT: Final = 32  # twice what one replica of the control plane allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +18,12 @@ class WorkerPools:
     starts: Workers
     endings: Workers
     releases: Workers
-    streams: Workers
 
     @classmethod
     def default(cls) -> "WorkerPools":
         """Pools with limits for all projects together, and for each project.
 
-        A pull may take an hour and a stream days, so a project may use only an eighth of these threads.
+        A pull may take an hour, so a project may use only an eighth of these threads.
         Each call of a start or an ending has a timeout of seconds, and a release one of half a minute.
         """
         waiting = WAITING_OF_PROJECT
@@ -34,20 +32,15 @@ class WorkerPools:
             starts=Workers("start", 32, each=8, waiting=waiting),
             endings=Workers("end", 32, each=8, waiting=waiting),
             releases=Workers("release", 128, each=32, waiting=waiting),
-            streams=Workers("stream", 256, each=STREAMS_OF_PROJECT, waiting=STREAMS_OF_PROJECT),
         )
 
     @classmethod
     def of_simulated_nodes(cls) -> "WorkerPools":
-        """Fewer threads, for up to a thousand nodes: no work on a simulated node takes long but a stream.
-
-        A stream uses two threads. The limit of a project is for each node, as above.
-        """
+        """Fewer threads, for up to a thousand nodes: no work on a simulated node takes long."""
         waiting = WAITING_OF_PROJECT
         return cls(
             pulls=Workers("pull", 4, each=PULLS_OF_PROJECT, waiting=waiting),
             starts=Workers("start", 12, each=8, waiting=waiting),
             endings=Workers("end", 8, each=4, waiting=waiting),
             releases=Workers("release", 8, each=4, waiting=waiting),
-            streams=Workers("stream", 24, each=16, waiting=STREAMS_OF_PROJECT),
         )

@@ -16,7 +16,7 @@ from mooring.api.auth.oidc import SignOn, looks_like_token
 from mooring.api.auth.rate_limits import FailedAttempts
 from mooring.control.tenants import api_keys, sso
 from mooring.core import credentials
-from mooring.core.access import Access, Caller, lacking
+from mooring.core.access import RENEWED_S, Access, Caller, lacking
 from mooring.core.errors import Unauthorized, Unavailable
 from mooring.core.sign_on import Person
 from mooring.db import failures
@@ -29,9 +29,6 @@ log = logging.getLogger(__name__)
 # than most requests do.
 CACHED_S = 0.5
 NODE_CACHED_S = 60.0
-# Streams must end within five seconds of a revocation: each renews its access at this interval, and accepts a
-# cached result that is no older.
-RENEWED_S = 2.0
 _MAX_ENTRIES = 20_000
 
 Known = TypeVar("Known")

@@ -84,6 +84,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "start_instance": _action_rule(_WRITE, "instance.start"),
     "restart_instance": _action_rule(_WRITE, "instance.restart"),
     "exec_in_instance": _action_rule(_EXEC, "instance.exec", ActionClass.EXEC),
+    "stream_exec_in_instance": _action_rule(_EXEC, "instance.exec", ActionClass.EXEC),
+    "stream_instance_port": _action_rule(_EXEC, "instance.port", ActionClass.STREAM),
     "list_instance_groups": _read_rule(_READ),
     "get_instance_group": _read_rule(_READ),
     "explain_instance_group": _read_rule(_READ, cost=SCHEDULER_COST),

@@ -11,6 +11,7 @@ from mooring.api.http.problems import on_bug, problem_response
 from mooring.core import ids
 from mooring.core.errors import BadRequest, HeadersTooLarge, MooringError, TooLarge
 from mooring.db.types import new_id
+from mooring.streams import handshakes
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
@@ -34,6 +35,8 @@ class Edge:
         self.app = app
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            scope, receive, send = handshakes.as_request(scope, receive, send)
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -114,15 +117,8 @@ def _head_bytes(scope: MutableMapping[str, Any]) -> int:
     return len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) + headers
 
 
-def is_stream(path: str) -> bool:
-    """Whether this is the path of a node's stream, whose body may take hours."""
-    return path.startswith("/agent/v1/streams/")
-
-
 def _limit(scope: MutableMapping[str, Any]) -> int:
     path: str = scope["path"]
-    if is_stream(path):
-        return 2**63  # a stream is read in pieces and never buffered as a whole
     return MAX_REPORT_BYTES if path in _REPORTS else MAX_BODY_BYTES
 
 

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import httptools
 from pydantic_core import to_json
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from mooring.api.http.edge import MAX_HEAD_BYTES, is_stream
+from mooring.api.http.edge import MAX_HEAD_BYTES
 from mooring.api.http.problems import headers_of, problem_document
 from mooring.core import errors, ids
 from mooring.core.errors import MooringError
 from mooring.db.types import new_id
 from mooring.schemas.base import PROBLEM_MEDIA_TYPE
+from mooring.streams.handshakes import is_handshake
 
 _MAX_PIPELINED = 64
 # The most received bytes for each byte of a body: a chunk of one byte takes six.
@@ -36,7 +38,6 @@ class ConnectionLimits:
     Attributes:
         head_s: for a whole head, from the start of the connection or the first byte of the head.
         body_s: for a whole body; every `bytes_per_s` bytes add a second.
-        frames_s: between two pieces of a node's stream, which may last for hours.
         linger_s: for the rest of a rejected body, so that the client can read the answer.
         reader_s: for a client that reads nothing of what is sent, or is gone.
         connections: how many may be open. Beyond that an idle one is closed, or else the new one rejected.
@@ -45,7 +46,6 @@ class ConnectionLimits:
     head_s: float = 15.0
     body_s: float = 30.0
     bytes_per_s: int = 4096
-    frames_s: float = 60.0
     linger_s: float = 5.0
     reader_s: float = 30.0
     connections: int = 8192  # each node takes two
@@ -79,7 +79,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **more)
         self._limits = limits
         self._receiving = _Receiving.HEAD
-        self._since = self._last_data_at = 0.0
+        self._since = 0.0
         self._received = 0  # of this part, framing included
         self._body_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -98,7 +98,6 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._receiving is _Receiving.NOTHING and self._is_answered:
             self._begin(_Receiving.HEAD)
-        self._last_data_at = self.loop.time()
         self._received += len(data)
         super().data_received(data)
         if self._receiving is _Receiving.NOTHING:
@@ -106,6 +105,21 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._timer is None:
             self._check_deadline()
         self._check_size()
+
+    def _should_upgrade(self) -> bool:
+        # uvicorn asks before it sets the path of the scope.
+        path = httptools.parse_url(self.url).path.decode("ascii")
+        return super()._should_upgrade() and is_handshake(path, self.scope["headers"])
+
+    def handle_websocket_upgrade(self) -> None:
+        """Leave the connection to a `StreamProtocol`, which has timeouts of its own."""
+        self._receiving = _Receiving.NOTHING
+        self._cancel_deadline()
+        connection = self.transport.get_extra_info("socket")
+        if sys.platform == "linux" and connection is not None:
+            # A program may read nothing for hours, and then neither does the server.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        super().handle_websocket_upgrade()
 
     def on_message_begin(self) -> None:
         self._begin(_Receiving.HEAD)
@@ -157,9 +171,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._is_answered:
             return self._since + self._limits.linger_s
         if self.flow.read_paused:
-            self._since = self._last_data_at = self.loop.time()  # the app has paused reading
-        if is_stream(self.scope["path"]):
-            return self._last_data_at + self._limits.frames_s
+            self._since = self.loop.time()  # the app has paused reading
         return self._since + self._limits.body_s + self._body_bytes / self._limits.bytes_per_s
 
     def _cancel_deadline(self) -> None:

@@ -1,8 +1,7 @@
 """`/agent/v1`, called by node agents. A node needs no open port and sees only its own data (R21)."""
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, TypeVar
 
@@ -24,7 +23,6 @@ from mooring.api.context import Context, Ctx
 from mooring.api.http.body import require_json_type
 from mooring.api.http.problems import invalid
 from mooring.api.openapi.responses import errors
-from mooring.api.streaming.channels import Channel
 from mooring.control.instances import streams
 from mooring.control.nodes import heartbeats, joins, nodes, reports, start_secrets, sync_answers
 from mooring.control.nodes.heartbeats import HeartbeatOutcome, NodeHeartbeat
@@ -35,10 +33,11 @@ from mooring.core.errors import (
     NodeNameTaken,
     NotFound,
     StaleSession,
-    StreamClosed,
     TooManyHandouts,
+    UpgradeRequired,
 )
 from mooring.core.node_loss import self_fence_s
+from mooring.core.stream_messages import SUBPROTOCOL
 from mooring.db.signals import AnyTopic, Topic
 from mooring.db.tables import Node
 from mooring.schemas.agent import (
@@ -53,15 +52,14 @@ from mooring.schemas.agent import (
     SyncAnswer,
     SyncRequest,
 )
-from mooring.schemas.agent_streams import StreamFrame, StreamRequest, StreamRequests, StreamRequestsQuery
+from mooring.schemas.agent_streams import StreamRequest, StreamRequests, StreamRequestsQuery
+from mooring.streams import handshakes
+from mooring.streams.handshakes import StreamAnswer
 
 router = APIRouter(prefix="/agent/v1", tags=["agent"], route_class=AuthorizedRoute)
 frequent = APIRouter(
     prefix="/agent/v1", tags=["agent"], route_class=FrequentRoute, dependencies=[DOCUMENTED_NODE]
 )
-
-_MAX_FRAME_BYTES = 256 * 1024
-_LAST_FRAME_GRACE_S = 0.5
 
 Message = TypeVar("Message", bound=BaseModel)
 Found = TypeVar("Found")
@@ -351,49 +349,14 @@ def _waiting_streams(context: Context, caller: NodeCaller, agent_session: int) -
         return streams.waiting_for_agent(session, caller.id, caller.credential_hash, agent_session)
 
 
-@router.post(
-    "/streams/{stream_id}", status_code=204, responses=errors(StreamClosed), operation_id="bring_stream"
+@router.get(
+    "/streams/{stream_id}", status_code=101, responses=errors(UpgradeRequired), operation_id="bring_stream"
 )
 async def bring_stream(stream_id: str, request: Request, node: CurrentNode, context: Ctx) -> Response:
-    """Send a stream. The body has frames of logs or of a command, one JSON object per line."""
-    channel = context.channels.find(stream_id)
-    if channel is None or channel.node_id != node.id:
+    """Connect for a stream. The WebSocket has the channels of `v5.channel.k8s.io`."""
+    handshakes.require(request, SUBPROTOCOL)
+    channel = context.streams.channels.find(stream_id, node.id)
+    if channel is None or channel.is_connected:
         raise NotFound(f"no client waits for stream {stream_id} on this replica")
-    await run_in_threadpool(_remove_request, context, stream_id)
-    forwarding = asyncio.ensure_future(_forward(request, channel))
-    closed = asyncio.ensure_future(channel.closed())
-    try:
-        await asyncio.wait({forwarding, closed}, return_when=asyncio.FIRST_COMPLETED)
-        # The reader closes the channel at the last frame; the node may end the request a little later.
-        await asyncio.wait({forwarding}, timeout=_LAST_FRAME_GRACE_S)
-        if forwarding.done():
-            forwarding.result()
-    finally:
-        forwarding.cancel()
-        closed.cancel()
-    if not forwarding.done():
-        raise StreamClosed("the client has closed this stream")
-    return Response(status_code=204)
-
-
-async def _forward(request: Request, channel: Channel) -> None:
-    async for frame in _frames(request):
-        if not await channel.put(frame) and not frame.is_last:
-            raise StreamClosed("the client has closed this stream")
-    await channel.put(None)
-
-
-def _remove_request(context: Context, stream_id: str) -> None:
-    with context.database.write() as session:
-        streams.forget(session, stream_id)
-
-
-async def _frames(request: Request) -> AsyncIterator[StreamFrame]:
-    buffered = b""
-    async for chunk in request.stream():
-        *lines, buffered = (buffered + chunk).split(b"\n")
-        for line in lines:
-            if line:
-                yield _parsed(StreamFrame, line)
-        if len(buffered) > _MAX_FRAME_BYTES:
-            raise invalid([{"loc": ("body",), "type": "frame_too_long", "msg": "a frame is too long"}])
+    await context.streams.connected(stream_id)
+    return StreamAnswer(channel.serve)

@@ -36,30 +36,44 @@ def record(
     Args:
         before, after: the fields that the action changes, never with a secret's value or a part of `env`.
     """
+    if (entry := entry_of(access, target_id, project_id, before=before, after=after)) is not None:
+        add(session, entry)
+
+
+def entry_of(
+    access: Access,
+    target_id: str | None,
+    project_id: str | None,
+    *,
+    before: Mapping[str, Any] | None = None,
+    after: Mapping[str, Any] | None = None,
+) -> dict[str, Any] | None:
+    """What `record` would record, as JSON, for an action whose outcome is known later. None: nothing."""
     if access.action is None:
-        return
+        return None
+    return {
+        "actor": {
+            "kind": access.caller.kind,
+            "id": access.caller.id,
+            "name": access.caller.name,
+            "user_id": access.caller.user_id,
+        },
+        "address": access.address,
+        "request_id": access.request_id,
+        "action": access.action,
+        "project_id": project_id,
+        "target_id": target_id,
+        "before": bounded(before),
+        "after": bounded(after),
+    }
+
+
+def add(session: Session, entry: Mapping[str, Any]) -> None:
+    """Record an entry of `entry_of` in this transaction."""
     if _PENDING not in session.info:
         session.info[_PENDING] = []
         at_end(session, Ending.WITHOUT_LOCKS, _write)
-    session.info[_PENDING].append(
-        {
-            "id": new_id(ids.AUDIT_ENTRY),
-            "at": now(),
-            "actor": {
-                "kind": access.caller.kind,
-                "id": access.caller.id,
-                "name": access.caller.name,
-                "user_id": access.caller.user_id,
-            },
-            "address": access.address,
-            "request_id": access.request_id,
-            "action": access.action,
-            "project_id": project_id,
-            "target_id": target_id,
-            "before": bounded(before),
-            "after": bounded(after),
-        }
-    )
+    session.info[_PENDING].append({"id": new_id(ids.AUDIT_ENTRY), "at": now(), **entry})
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,28 +1,53 @@
-"""Requests for log and exec streams: a row exists until the node connects or the user disconnects."""
+"""Open streams, and requests for them: a row exists from the request to the end of the stream."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any, Final
 
-from sqlalchemy import bindparam, delete, select
+from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.orm import Session
 
 from mooring.control.audit import audit_log
 from mooring.control.instances import instances
 from mooring.control.nodes import nodes
 from mooring.core.access import Access
-from mooring.core.errors import NodeUnreachable, NotFound, NotRunning
-from mooring.core.instance.state import State
+from mooring.core.errors import InstanceDeleted, NodeUnreachable, NotFound, NotRunning
+from mooring.core.instance.state import DesiredState, State
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Instance, Node, Stream
 from mooring.db.types import now
-from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamRequest
+from mooring.schemas.agent_streams import DialRequest, ExecRequest, LogsRequest, StreamRequest
+
+Requested = LogsRequest | ExecRequest | DialRequest
+
+# The process that serves a stream says so at this interval. Without it, the process has ended.
+SEEN_EVERY_S: Final = 60.0
+LOST_AFTER: Final = timedelta(minutes=10)
+_UNKNOWN: Final = "server_lost"  # the reason in the audit log
 
 _NODE_AND_REQUESTS = (
     select(Node.deleted_at, Node.session, Node.credential_hash, Node.next_credential_hash, Stream.request)
-    .outerjoin(Stream, Stream.node_id == Node.id)
+    .outerjoin(Stream, (Stream.node_id == Node.id) & Stream.is_connected.is_(False))
     .where(Node.id == bindparam("node"))
 )
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOutcome:
+    """How a stream ended, for the audit log.
+
+    Attributes:
+        bytes_in: from the user to the instance.
+        reason: the code of the reason if it did not end by itself.
+    """
+
+    duration_s: float
+    bytes_in: int | None
+    bytes_out: int | None
+    exit_code: int | None
+    reason: str | None
 
 
 def check(session: Session, access: Access, instance_id: str, *, running: bool) -> tuple[Instance, str]:
@@ -43,36 +68,62 @@ def check(session: Session, access: Access, instance_id: str, *, running: bool) 
     return row, row.node_id
 
 
+def check_open(session: Session, instance_id: str, attempt: int) -> None:
+    """Check that a stream to this attempt may continue.
+
+    Raises:
+        InstanceDeleted: the instance is deleted, or about to be.
+        NotRunning: it has been started again.
+    """
+    row = session.get(Instance, instance_id)
+    if row is None or row.desired_state is DesiredState.DELETED or row.deleted_at is not None:
+        raise InstanceDeleted("the instance was deleted")
+    if row.attempt != attempt:
+        raise NotRunning("the instance was started again", state=str(row.state))
+
+
 def request(
-    session: Session,
-    access: Access,
-    row: Instance,
-    stream_id: str,
-    request: LogsRequest | ExecRequest,
-    url: str | None,
+    session: Session, access: Access, row: Instance, stream_id: str, requested: Requested, url: str | None
 ) -> None:
     """Store the request for the node, and wake the node's call that waits for such requests."""
-    if isinstance(request, ExecRequest):
-        # Only the program is recorded: its arguments may contain secrets.
-        audit_log.record(session, access, row.id, row.project_id, after={"program": request.command[0][:255]})
+    assert row.node_id is not None  # see `check`
     stream = StreamRequest(
         id=stream_id,
         instance_id=row.id,
         attempt=row.attempt,
         url=url,
-        logs=request if isinstance(request, LogsRequest) else None,
-        exec=request if isinstance(request, ExecRequest) else None,
+        logs=requested if isinstance(requested, LogsRequest) else None,
+        exec=requested if isinstance(requested, ExecRequest) else None,
+        dial=requested if isinstance(requested, DialRequest) else None,
     )
     session.add(
-        Stream(id=stream_id, node_id=row.node_id, request=stream.model_dump(mode="json"), created_at=now())
+        Stream(
+            id=stream_id,
+            node_id=row.node_id,
+            request=stream.model_dump(mode="json"),
+            created_at=now(),
+            seen_at=now(),
+            audit=audit_log.entry_of(access, row.id, row.project_id, after=_recorded(requested)),
+        )
     )
-    assert row.node_id is not None  # see `check`
     notify(session, Topic.node_streams(row.node_id))
+
+
+def _recorded(requested: Requested) -> Mapping[str, Any]:
+    """What the audit log shows of a request: never the values of variables, which may be secrets."""
+    match requested:
+        case ExecRequest():
+            shown = {"command": requested.command, "tty": requested.tty, "user": requested.user}
+            return shown | {"env": sorted(requested.env)}
+        case DialRequest():
+            return {"port": requested.port}
+        case LogsRequest():
+            return {}
 
 
 def waiting(session: Session, node_id: str) -> list[StreamRequest]:
     """The requested streams to which the node has not connected yet."""
-    rows = session.scalars(select(Stream).where(Stream.node_id == node_id))
+    rows = session.scalars(select(Stream).where(Stream.node_id == node_id, Stream.is_connected.is_(False)))
     return [StreamRequest.model_validate(row.request) for row in rows]
 
 
@@ -94,5 +145,32 @@ def waiting_for_agent(
     return [StreamRequest.model_validate(row.request) for row in rows if row.request is not None]
 
 
-def forget(session: Session, stream_id: str) -> None:
-    session.execute(delete(Stream).where(Stream.id == stream_id))
+def connected(session: Session, stream_id: str) -> None:
+    """Record that the node has connected: its agent need not be asked again."""
+    session.execute(update(Stream).where(Stream.id == stream_id).values(is_connected=True))
+
+
+def seen(session: Session, stream_ids: Iterable[str]) -> None:
+    """Record that these streams are still open."""
+    session.execute(update(Stream).where(Stream.id.in_(list(stream_ids))).values(seen_at=now()))
+
+
+def end(session: Session, stream_id: str, outcome: StreamOutcome | None) -> None:
+    """Remove a stream, and record it in the audit log.
+
+    Args:
+        outcome: None: unknown, because the process that served it has ended.
+    """
+    columns = (Stream.audit, Stream.created_at, Stream.seen_at)
+    row = session.execute(delete(Stream).where(Stream.id == stream_id).returning(*columns)).one_or_none()
+    if row is None or row.audit is None:
+        return
+    outcome = outcome or StreamOutcome(
+        (row.seen_at - row.created_at).total_seconds(), None, None, None, _UNKNOWN
+    )
+    audit_log.add(session, {**row.audit, "after": {**row.audit["after"], **asdict(outcome)}})
+
+
+def lost(session: Session, most: int) -> Sequence[str]:
+    """The ids of streams whose process has ended without ending them."""
+    return session.scalars(select(Stream.id).where(Stream.seen_at < now() - LOST_AFTER).limit(most)).all()

@@ -150,11 +150,16 @@ class GpuIncident(Base):
 
 
 class Stream(Base):
-    """A request for logs or an exec for which the node has not connected yet."""
+    """An open stream, or a request for one to which the node has not connected yet."""
 
     __tablename__ = "streams"
 
     id: Mapped[str] = mapped_column(primary_key=True)
     node_id: Mapped[str] = mapped_column(ForeignKey("nodes.id"), index=True)
     request: Mapped[JsonObject]
+    is_connected: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[datetime]
+    # When the process that serves it last said so.
+    seen_at: Mapped[datetime]
+    # The row of the audit log that is written at its end, without the outcome; null: none is written.
+    audit: Mapped[JsonObject | None]

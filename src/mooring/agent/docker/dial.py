@@ -1,0 +1,182 @@
+"""Connects to a TCP port inside a container's own network namespace.
+
+So it also reaches programs that listen on 127.0.0.1 there, as notebooks do, and never a port of the node or
+of another container. A socket stays in the namespace in which it was created, so only its creation needs a
+thread that has entered the namespace.
+"""
+
+import asyncio
+import ctypes
+import errno
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from mooring.agent.docker import processes
+from mooring.agent.docker.engine_streams import Document, EngineApi
+from mooring.agent.docker.errors import EngineRefused
+from mooring.agent.runtime import StreamRefused
+from mooring.core.stream_messages import MAX_DATA_BYTES, Channel
+from mooring.schemas.agent_streams import DialRequest, StreamStatus, WindowSize
+
+CONNECT_WITHIN_S: Final = 5.0  # for each address
+_CLONE_NEWNET: Final = 0x40000000
+_LOOPBACKS: Final = ("127.0.0.1", "::1")
+
+
+class PortStream:
+    """A ContainerStream of a connection. Each direction ends by itself; the stream ends with both."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._input_ended = asyncio.Event()
+        self._output_ended = False
+
+    async def read(self) -> tuple[Channel, bytes] | None:
+        if self._output_ended:
+            await self._input_ended.wait()
+            return None
+        try:
+            data = await self._reader.read(MAX_DATA_BYTES)
+        except OSError:
+            # The program has reset the connection: neither direction goes on.
+            self._input_ended.set()
+            data = b""
+        if data:
+            return Channel.STDOUT, data
+        self._output_ended = True
+        return Channel.CLOSE, bytes([Channel.STDOUT])
+
+    async def write(self, data: bytes) -> None:
+        try:
+            self._writer.write(data)
+            await self._writer.drain()
+        except OSError:
+            self._input_ended.set()
+
+    async def end_input(self) -> None:
+        with suppress(OSError, RuntimeError):  # the connection is lost already
+            self._writer.write_eof()
+        self._input_ended.set()
+
+    async def resize(self, window: WindowSize) -> None:
+        """A connection has no window."""
+
+    async def signal(self, name: str) -> None: ...
+
+    async def status(self) -> StreamStatus:
+        return StreamStatus()
+
+    async def close(self) -> None:
+        self._writer.transport.abort()
+
+
+async def open_port(
+    engine: EngineApi, container_id: str, request: DialRequest, proc: Path = processes.PROC
+) -> PortStream:
+    """Connect to the port: on 127.0.0.1 first, then on ::1 and the container's own addresses.
+
+    Raises:
+        StreamRefused: nothing listens there, the container does not run, or its network cannot be entered.
+        RuntimeUnavailable: the engine does not answer.
+    """
+    try:
+        container = await engine.request("GET", f"/containers/{container_id}/json")
+    except EngineRefused as refused:
+        if refused.status != 404:
+            raise
+        raise _not_running() from refused
+    pid = int(container["State"]["Pid"])
+    if not pid:
+        raise _not_running()
+    for address in _addresses(container):
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(CONNECT_WITHIN_S):
+                return await _connected(address, request.port, pid, container_id, proc)
+    raise StreamRefused(
+        "port_not_listening", f"no program in the instance accepts connections on TCP port {request.port}"
+    )
+
+
+def _not_running() -> StreamRefused:
+    return StreamRefused("not_running", "the instance is not running; start it first")
+
+
+def _addresses(container: Document) -> Iterator[str]:
+    yield from _LOOPBACKS
+    for network in container["NetworkSettings"]["Networks"].values():
+        yield from (address for key in ("IPAddress", "GlobalIPv6Address") if (address := network.get(key)))
+
+
+async def _connected(address: str, port: int, pid: int, container_id: str, proc: Path) -> PortStream:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    made = await asyncio.to_thread(_socket_in, family, pid, container_id, proc)
+    try:
+        made.settimeout(0)
+        await asyncio.get_running_loop().sock_connect(made, (address, port))
+        return PortStream(*await asyncio.open_connection(sock=made))
+    except BaseException:
+        made.close()
+        raise
+
+
+def _socket_in(family: int, pid: int, container_id: str, proc: Path) -> socket.socket:
+    """Create a TCP socket in the network namespace of a process of the container.
+
+    Raises:
+        StreamRefused: the process has ended, or its namespace cannot be entered.
+        OSError: the socket cannot be created.
+    """
+    made: list[socket.socket | Exception] = []
+
+    def create() -> None:
+        try:
+            _enter_namespace(pid, container_id, proc)
+            made.append(socket.socket(family, socket.SOCK_STREAM))
+        except Exception as error:
+            made.append(error)
+
+    # The thread ends afterwards: it must not return to a pool, since it stays in the namespace.
+    thread = threading.Thread(target=create, name="namespace")
+    thread.start()
+    thread.join()
+    [result] = made
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _enter_namespace(pid: int, container_id: str, proc: Path) -> None:
+    try:
+        descriptor = os.open(proc / str(pid) / "ns" / "net", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise _not_running() from None
+    except PermissionError:
+        raise _not_supported("the node's agent may not enter the networks of containers") from None
+    try:
+        # Checked after the namespace is open: the pid may have been reused before.
+        if not processes.is_in(pid, container_id, proc):
+            raise _not_supported("the node's agent does not see the processes of containers")
+        if os.fstat(descriptor).st_ino == (processes.PROC / "self" / "ns" / "net").stat().st_ino:
+            raise _not_supported("the instance uses the node's own network; connect to the node instead")
+        _setns(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _setns(descriptor: int) -> None:
+    # `os.setns` exists from Python 3.12 on.
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.setns(descriptor, _CLONE_NEWNET) != 0:
+        number = ctypes.get_errno()
+        if number == errno.EPERM:
+            raise _not_supported("the node's agent may not enter the networks of containers")
+        raise OSError(number, os.strerror(number))
+
+
+def _not_supported(message: str) -> StreamRefused:
+    return StreamRefused("not_supported", message)

@@ -1,0 +1,75 @@
+"""Signals to processes of containers, by their pids on the host."""
+
+import logging
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+PROC: Final = Path("/proc")
+# The signals that SSH names (RFC 4254, section 6.10), and those for terminals.
+SIGNALS: Final = {
+    name: getattr(signal, f"SIG{name}")
+    for name in (
+        "ABRT", "ALRM", "FPE", "HUP", "ILL", "INT", "KILL", "PIPE", "QUIT", "SEGV", "TERM", "USR1", "USR2",
+        "TSTP", "CONT", "STOP", "WINCH",
+    )
+}  # fmt: skip
+
+log = logging.getLogger(__name__)
+
+
+def kill_tree(pid: int, container_id: str, proc: Path = PROC) -> bool:
+    """Kill a process of the container and its descendants. Return whether that was possible."""
+    # Stop each process before its children are listed: otherwise it could fork another after that.
+    pids = [pid]
+    for parent in pids:  # and the children that the loop adds
+        if not _signal(parent, signal.SIGSTOP, container_id, proc):
+            log.warning("process %s cannot be killed and still runs in container %s", pid, container_id)
+            return False
+        pids += _children(parent, proc)
+    killed = [_signal(each, signal.SIGKILL, container_id, proc) for each in pids]
+    return all(killed)
+
+
+def signal_group(pid: int, number: signal.Signals, container_id: str, proc: Path = PROC) -> bool:
+    """Send a signal to the process group of a command, as a terminal does. Return whether it was sent."""
+    if not is_in(pid, container_id, proc):
+        return False
+    with suppress(ProcessLookupError, PermissionError):
+        # The engine starts each command as the leader of a session of its own.
+        os.killpg(pid, number)
+        return True
+    return False
+
+
+def is_in(pid: int, container_id: str, proc: Path = PROC) -> bool:
+    """Whether this is a process of the container.
+
+    Pids are reused, and if the agent has its own pid namespace, the pid may be another process there.
+    """
+    try:
+        return container_id in (proc / str(pid) / "cgroup").read_text()
+    except OSError:
+        return False
+
+
+def _signal(pid: int, number: signal.Signals, container_id: str, proc: Path) -> bool:
+    """Return whether the signal was sent, or the process has ended."""
+    try:
+        if container_id not in (proc / str(pid) / "cgroup").read_text():
+            return False
+        os.kill(pid, number)
+    except (ProcessLookupError, FileNotFoundError):
+        return True
+    except PermissionError:
+        return False
+    return True
+
+
+def _children(pid: int, proc: Path) -> list[int]:
+    with suppress(OSError):
+        children = (proc / str(pid) / "task" / str(pid) / "children").read_text()
+        return [int(child) for child in children.split()]
+    return []
