@@ -25,7 +25,8 @@ from mooring.schemas.agent import (
     SyncAnswer,
     SyncRequest,
 )
-from mooring.schemas.agent_streams import StreamFrame, StreamRequest, StreamRequests, StreamRequestsQuery
+from mooring.schemas.agent_streams import StreamRequest, StreamRequests, StreamRequestsQuery
+from tests.agent.stream_receivers import StreamReceiver, stream_receiver
 
 # With the id of a node after it, answers are for that node.
 CREDENTIAL = "node-credential-canary"
@@ -48,10 +49,9 @@ class TinyControlPlane:
     overlays: list[OverlayNetwork] = field(default_factory=list)
     secrets: StartSecrets | None = None  # None: answered 404
     secrets_requests: list[tuple[str, StartSecretsRequest]] = field(default_factory=list)
-    failure: tuple[int, str] | None = None  # while set: the status and code of every answer but to uploads
+    failure: tuple[int, str] | None = None  # while set: the status and code of every answer
     reports: list[tuple[float, SyncRequest]] = field(default_factory=list)
-    uploads: dict[str, list[StreamFrame]] = field(default_factory=dict)
-    upload_status: int = 204
+    receiver: StreamReceiver = field(default_factory=StreamReceiver)
     sessions: int = 0
     calls: int = 0
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -81,7 +81,7 @@ class TinyControlPlane:
 
     def request_streams(self, *streams: StreamRequest) -> None:
         with self.changed:
-            self.streams.extend(streams)
+            self.streams.extend(each.model_copy(update={"url": self.receiver.url}) for each in streams)
             self.changed.notify_all()
 
     def shut_down(self) -> None:
@@ -166,7 +166,7 @@ class TinyControlPlane:
             )
 
     def _waiting_streams(self) -> list[StreamRequest]:
-        return [each for each in self.streams if each.id not in self.uploads]
+        return [each for each in self.streams if each.id not in self.receiver]
 
     def _knows_all_streams(self, query: StreamRequestsQuery) -> bool:
         return not self.shutting_down and {each.id for each in self._waiting_streams()} <= set(query.known)
@@ -183,9 +183,6 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         plane = cast(_Server, self.server).plane
         plane.calls += 1
-        if self.path.startswith("/agent/v1/streams/"):
-            self._stream(plane, self.path.rpartition("/")[2])
-            return
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if plane.failure is not None:
             status, code = plane.failure
@@ -232,22 +229,6 @@ class _Handler(BaseHTTPRequestHandler):
             )
         )
 
-    def _stream(self, plane: TinyControlPlane, stream_id: str) -> None:
-        if plane.upload_status != 204:
-            self.close_connection = True
-            self._answer(plane.upload_status, b'{"code": "not_found"}')
-            return
-        frames = plane.uploads.setdefault(stream_id, [])
-        while size := int(self.rfile.readline(), 16):
-            line = self.rfile.read(size)
-            self.rfile.readline()
-            frames.append(StreamFrame.model_validate_json(line))
-            if plane.shutting_down:
-                self.close_connection = True
-                return
-        self.rfile.readline()
-        self._answer(204, b"")
-
     def _model(self, answer: BaseModel) -> None:
         if node_id := (self.headers["Authorization"] or "").removeprefix(f"Bearer {CREDENTIAL}"):
             answer = answer.model_copy(update={"node_id": node_id})
@@ -274,8 +255,8 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def control_plane(port: int = 0, **fields: Any) -> Iterator[TinyControlPlane]:
-    with _Server(("127.0.0.1", port), _Handler) as server:
-        server.plane = TinyControlPlane(**fields)
+    with stream_receiver() as receiver, _Server(("127.0.0.1", port), _Handler) as server:
+        server.plane = TinyControlPlane(receiver=receiver, **fields)
         server.plane.url = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()

@@ -15,8 +15,8 @@ from mooring.agent.docker.create import Abilities, ContainerLimits, Image, conta
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.runtime import Container
 from mooring.schemas.agent import Assignment
-from mooring.schemas.agent_streams import ExecRequest
 from tests.agent import builders
+from tests.agent.container_streams import run
 from tests.testbed import images
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.waiting import wait_until
@@ -93,8 +93,8 @@ def the_ended(runtime: DockerRuntime) -> Container:
 
 
 def output_of(runtime: DockerRuntime, container: Container, command: list[str]) -> str:
-    request = ExecRequest(command=command, timeout_s=10, max_output_bytes=100_000)
-    return "".join(frame.text or "" for frame in runtime.exec(container.container_id, request))
+    ran = run(runtime, container, *command)
+    return (ran.stdout + ran.stderr).decode()
 
 
 def all_containers(node: DockerNode) -> list[str]:

@@ -2,7 +2,7 @@
 
 import errno
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -12,6 +12,7 @@ from mooring.agent.decide.reconcile import is_live
 from mooring.agent.gpus.telemetry import Machine as AgentMachine
 from mooring.agent.runtime import (
     Cancelled,
+    ContainerStream,
     Progress,
     RuntimeFacts,
     RuntimeUnavailable,
@@ -25,7 +26,7 @@ from mooring.agent.sync.agent import Agent
 from mooring.agent.sync.client import ControlPlaneClient, RequestRejected, Unreachable
 from mooring.agent.sync.identity import NodeIdentity, StateDirectory
 from mooring.schemas.agent import Assignment, Orphan, OverlayNetwork
-from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
+from mooring.schemas.agent_streams import DialRequest, ExecRequest, LogsRequest
 from tests.invariants.containers import Container
 from tests.simulation.network import AgentHttp, Link
 from tests.simulation.virtual import Machine, Process, hub
@@ -119,11 +120,14 @@ class Engine:
     def keep_overlays(self, wanted: Sequence[OverlayNetwork]) -> None:
         self._runtime.keep_overlays(wanted)
 
-    def logs(self, container_id: str, request: LogsRequest) -> Iterator[StreamFrame]:
-        return self._runtime.logs(container_id, request)
+    async def logs(self, container_id: str, request: LogsRequest) -> ContainerStream:
+        return await self._runtime.logs(container_id, request)
 
-    def exec(self, container_id: str, request: ExecRequest) -> Iterator[StreamFrame]:
-        return self._runtime.exec(container_id, request)
+    async def exec(self, container_id: str, request: ExecRequest) -> ContainerStream:
+        return await self._runtime.exec(container_id, request)
+
+    async def dial(self, container_id: str, request: DialRequest) -> ContainerStream:
+        return await self._runtime.dial(container_id, request)
 
     def watch(self, on_change: Callable[[], None], ended: Callable[[], bool]) -> None:
         """Some events are lost, and so are those of the time in which the engine does not answer."""

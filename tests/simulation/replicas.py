@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mooring.api.streaming.channels import Channels
 from pydantic import SecretStr
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
@@ -43,6 +42,7 @@ from mooring.schemas.agent import (
 from mooring.schemas.agent_streams import StreamRequests, StreamRequestsQuery
 from mooring.server import ControlPlane
 from mooring.settings import Settings
+from mooring.streams.node_streams import StreamOpener
 from tests.simulation.virtual import Killed, Process, hub
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Replica:
             identity=identity,
             credentials=Credentials(database, FailedAttempts(on=False)),
             encryptor=encryptor,
-            channels=Channels(),
+            streams=StreamOpener(database, None),
             rates=RequestRates(on=False),
             scheduler_cache=cache,
         )

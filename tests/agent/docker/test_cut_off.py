@@ -38,10 +38,8 @@ CALLS: dict[str, list[Any]] = {
     "network": ["n"],
     "create_network": [{}],
     "remove_network": ["n"],
-    "exec_create": ["c", ["true"]],
-    "exec_state": ["e"],
 }
-SEND_NOTHING = {"close", "forget_version"}
+SEND_NOTHING = {"close", "forget_version", "streams"}
 WAIT_FOR_BYTES = {"stream"}
 
 

@@ -1,20 +1,24 @@
-"""Log lines and exec output as frames: truncation, control characters, times, split packets."""
+"""Log lines and output as messages: truncation, control characters, times, split packets."""
 
 import pytest
 
-from mooring.agent.docker.exec import Output
+from mooring.agent.docker.container_output import StreamHeaders
 from mooring.agent.docker.logs import LineCutter, engine_time
-from mooring.agent.docker.streams import Demultiplexer, StreamName
+from mooring.agent.docker.streams import Demultiplexer
+from mooring.core.stream_messages import MAX_DATA_BYTES, Channel
 from mooring.core.text import MAX_LINE_BYTES, clean_line
-from mooring.schemas.agent_streams import StreamFrame
+
+OUT, ERR = Channel.STDOUT, Channel.STDERR
 
 AT = b"2026-11-21T08:00:00.123456789Z "
 
 
-def frame_of(cutter: LineCutter, stream: StreamName, payload: bytes) -> StreamFrame:
-    frame = cutter.frame(stream, payload)
-    assert frame is not None
-    return frame
+def line_of(cutter: LineCutter, channel: Channel, payload: bytes) -> bytes:
+    """The line without its time."""
+    line = cutter.line(channel, payload)
+    assert line is not None
+    assert line.startswith(AT)
+    return line.removeprefix(AT)
 
 
 @pytest.mark.parametrize(
@@ -35,32 +39,27 @@ def test_control_characters_are_stripped(raw: str, shown: str) -> None:
     assert clean_line(raw) == shown
 
 
-def test_a_line_is_one_frame_with_its_time() -> None:
-    frame = frame_of(LineCutter(), "stderr", AT + b"hello\r\n")
-    assert frame.stream == "stderr"
-    assert frame.at == "2026-11-21T08:00:00.123456789Z"
-    assert (frame.text, frame.truncated) == ("hello", False)
+def test_a_line_has_its_time_and_no_line_break() -> None:
+    assert LineCutter().line(ERR, AT + b"hello\r\n") == AT + b"hello"
 
 
 def test_a_long_line_is_cut_once_and_the_next_one_is_whole() -> None:
     cutter = LineCutter()
-    first = frame_of(cutter, "stdout", AT + b"x" * MAX_LINE_BYTES)
-    assert (len(first.text or ""), first.truncated) == (MAX_LINE_BYTES, True)
-    assert cutter.frame("stdout", AT + b"x" * MAX_LINE_BYTES) is None
-    assert frame_of(cutter, "stderr", AT + b"other stream\n").text == "other stream"
-    assert cutter.frame("stdout", AT + b"rest\n") is None
-    assert frame_of(cutter, "stdout", AT + b"next\n").text == "next"
+    assert len(line_of(cutter, OUT, AT + b"x" * MAX_LINE_BYTES)) == MAX_LINE_BYTES
+    assert cutter.line(OUT, AT + b"x" * MAX_LINE_BYTES) is None
+    assert line_of(cutter, ERR, AT + b"other channel\n") == b"other channel"
+    assert cutter.line(OUT, AT + b"rest\n") is None
+    assert line_of(cutter, OUT, AT + b"next\n") == b"next"
 
 
 def test_the_last_line_needs_no_newline() -> None:
-    frame = frame_of(LineCutter(), "stdout", AT + b"no newline")
-    assert (frame.text, frame.truncated) == ("no newline", False)
+    assert line_of(LineCutter(), OUT, AT + b"no newline") == b"no newline"
 
 
 def test_invalid_utf8_is_replaced_and_a_truncated_character_dropped() -> None:
-    assert frame_of(LineCutter(), "stdout", AT + b"a\xffb\n").text == "a\ufffdb"
-    cut = frame_of(LineCutter(), "stdout", AT + b"x" * (MAX_LINE_BYTES - 1) + "é".encode() + b"\n")
-    assert (cut.text, cut.truncated) == ("x" * (MAX_LINE_BYTES - 1), True)
+    assert line_of(LineCutter(), OUT, AT + b"a\xffb\n").decode() == "a\ufffdb"
+    cut = line_of(LineCutter(), OUT, AT + b"x" * (MAX_LINE_BYTES - 1) + "é".encode() + b"\n")
+    assert cut == b"x" * (MAX_LINE_BYTES - 1)
 
 
 @pytest.mark.parametrize(
@@ -87,31 +86,27 @@ def packet(stream: int, payload: bytes) -> bytes:
     return bytes([stream, 0, 0, 0]) + len(payload).to_bytes(4, "big") + payload
 
 
+SENT = packet(1, b"one") + packet(2, b"two") + packet(1, b"") + packet(1, b"three")
+
+
 def test_frames_are_whole_wherever_the_bytes_are_split() -> None:
-    sent = packet(1, b"one") + packet(2, b"two") + packet(1, b"") + packet(1, b"three")
-    wanted = [("stdout", b"one"), ("stderr", b"two"), ("stdout", b""), ("stdout", b"three")]
-    for size in range(1, len(sent) + 1):
+    wanted = [(OUT, b"one"), (ERR, b"two"), (OUT, b""), (OUT, b"three")]
+    for size in range(1, len(SENT) + 1):
         demultiplexer = Demultiplexer()
-        pieces = [sent[at : at + size] for at in range(0, len(sent), size)]
+        pieces = [SENT[at : at + size] for at in range(0, len(SENT), size)]
         assert [frame for piece in pieces for frame in demultiplexer.feed(piece)] == wanted
 
 
-def test_output_is_truncated_at_its_limit_with_one_notice() -> None:
-    output = Output(5)
-    frames = [frame for part in (b"abc", b"defg", b"hij") for frame in output.frames(packet(1, part))]
-    assert [(frame.text, frame.truncated) for frame in frames] == [("abc", False), ("de", True)]
+def test_output_passes_without_its_headers_wherever_the_bytes_are_split() -> None:
+    for size in range(1, len(SENT) + 1):
+        headers = StreamHeaders()
+        pieces = [SENT[at : at + size] for at in range(0, len(SENT), size)]
+        parts = [part for piece in pieces for part in headers.feed(piece)]
+        assert b"".join(data for channel, data in parts if channel is OUT) == b"onethree"
+        assert b"".join(data for channel, data in parts if channel is ERR) == b"two"
 
 
-def test_output_of_exactly_the_limit_is_not_truncated() -> None:
-    assert [frame.truncated for frame in Output(3).frames(packet(1, b"abc"))] == [False]
-
-
-def test_characters_split_between_packets_are_joined() -> None:
-    output, character = Output(100), "é".encode()
-    frames = [
-        *output.frames(packet(1, character[:1])),
-        *output.frames(packet(2, b"x")),
-        *output.frames(packet(1, character[1:])),
-    ]
-    assert [frame.text for frame in frames] == ["x", "é"]
-    assert [frame.text for frame in [*output.frames(packet(1, character[:1])), *output.rest()]] == ["\ufffd"]
+def test_output_is_passed_on_before_its_packet_is_complete() -> None:
+    headers = StreamHeaders()
+    begun = bytes([1, 0, 0, 0]) + (2**31).to_bytes(4, "big") + b"x" * (MAX_DATA_BYTES + 1)
+    assert [len(data) for _channel, data in headers.feed(begun)] == [MAX_DATA_BYTES, 1]

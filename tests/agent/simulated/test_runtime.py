@@ -11,11 +11,10 @@ from mooring.agent.runtime import Container, RuntimeUnavailable, StartRefused
 from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment
-from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
+from mooring.schemas.agent_streams import LogsRequest, StreamStatus
 from tests.agent.builders import assignment, pull_and_start
+from tests.agent.container_streams import Ran, logs, opened, read_all, refusal, run, within
 from tests.testbed.waiting import wait_until
-
-ALL = LogsRequest(tail=None, since=None, follow=False)
 
 
 class Clock:
@@ -179,25 +178,28 @@ def test_the_end_of_a_program_is_a_change_without_any_call() -> None:
 def test_logs_have_a_line_per_second(runtime: SimulatedRuntime, clock: Clock) -> None:
     started = start(runtime, assignment(command=["sleep", "3"]))
     clock.now += 10
-    frames = list(runtime.logs(started.container_id, ALL))
-    assert [frame.end for frame in frames] == [False] * 4 + [True]
-    tail = list(runtime.logs(started.container_id, LogsRequest(tail=1, since=None, follow=False)))
-    assert tail == frames[-2:]
-    since = list(runtime.logs(started.container_id, LogsRequest(tail=None, since=frames[2].at, follow=False)))
-    assert since == frames[2:]
+    whole = logs(runtime, started.container_id)
+    assert (len(whole.lines), whole.status) == (4, StreamStatus())
+    assert logs(runtime, started.container_id, tail=1).messages == whole.messages[-1:]
+    assert logs(runtime, started.container_id, since=whole.times[2]).messages == whole.messages[2:]
+    assert refusal(lambda: logs(runtime, started.container_id, since="yesterday")) == "bad_since"
 
 
 def test_followed_logs_end_with_the_container() -> None:
     runtime = SimulatedRuntime(start_s=0)
     started = start(runtime, assignment(command=None))
-    frames: list[StreamFrame] = []
-    follow = LogsRequest(tail=10, since=None, follow=True)
-    thread = threading.Thread(target=lambda: frames.extend(runtime.logs(started.container_id, follow)))
-    thread.start()
-    runtime.begin_stop(started)
-    thread.join(5)
-    assert frames[-1] == StreamFrame(end=True)
-    assert sum(frame.text is not None for frame in frames) == 1
+
+    async def follow() -> Ran:
+        request = LogsRequest(tail=10, since=None, follow=True)
+        async with opened(runtime.logs(started.container_id, request)) as stream:
+            first = await stream.read()
+            assert first is not None
+            runtime.begin_stop(started)
+            rest = await read_all(stream)
+            return Ran([first, *rest.messages], rest.status)
+
+    read = within(follow())
+    assert (len(read.lines), read.status) == (1, StreamStatus())
 
 
 @pytest.mark.parametrize(
@@ -206,26 +208,21 @@ def test_followed_logs_end_with_the_container() -> None:
         (["nvidia-smi"], "GPU 0: simulated (UUID: GPU-7)\n", 0),
         (["echo", "a", "b"], "a b\n", 0),
         (["sh", "-c", "echo hi"], "hi\n", 0),
-        (["sh", "-c", "exit 3"], None, 3),
-        (["false"], None, 1),
+        (["sh", "-c", "exit 3"], "", 3),
+        (["false"], "", 1),
     ],
 )
 def test_exec_returns_output_and_exit_code(
-    runtime: SimulatedRuntime, command: list[str], text: str | None, exit_code: int
+    runtime: SimulatedRuntime, command: list[str], text: str, exit_code: int
 ) -> None:
     started = start(runtime, assignment(gpu_uuids=("GPU-7",)))
-    request = ExecRequest(command=command, timeout_s=5, max_output_bytes=1000)
-    frames = list(runtime.exec(started.container_id, request))
-    assert [frame.text for frame in frames[:-1]] == ([text] if text else [])
-    assert frames[-1].exit_code == exit_code
+    ran = run(runtime, started, *command)
+    assert (ran.stdout.decode(), ran.status.exit_code) == (text, exit_code)
 
 
 def test_exec_needs_a_running_container(runtime: SimulatedRuntime) -> None:
     started = start(runtime, assignment(command=["true"]))
-    [frame] = runtime.exec(
-        started.container_id, ExecRequest(command=["true"], timeout_s=5, max_output_bytes=10)
-    )
-    assert frame.error is not None and frame.error.code == "not_running"
+    assert refusal(lambda: run(runtime, started, "true")) == "not_running"
 
 
 def test_each_published_port_is_unique(runtime: SimulatedRuntime) -> None:

@@ -25,7 +25,7 @@ from mooring.agent.sync.stop_times import StopTimes
 from mooring.agent.sync.worker_pools import WAITING_OF_PROJECT, WorkerPools
 from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, Removal, SyncRequest
-from mooring.schemas.agent_streams import LogsRequest, StreamRequest
+from mooring.schemas.agent_streams import LogsRequest, StreamRequest, StreamStatus
 from tests.agent.builders import assignment
 from tests.agent.control_planes import OWN, TOKEN, TinyControlPlane, control_plane
 from tests.agent.gpus.test_telemetry import FixedReader
@@ -719,7 +719,7 @@ def test_requested_logs_are_streamed(node: Node, earlier_release: bool) -> None:
     node.server.wants(instance)
     node.await_running(instance)
     node.server.request_streams(logs_of(instance))
-    wait_until(lambda: any(frame.end for frame in node.server.uploads.get("str_1", ())))
+    assert node.server.receiver.stream("str_1").ended() == StreamStatus()
 
 
 def test_a_stream_of_another_node_is_not_served(node: Node) -> None:
@@ -731,9 +731,9 @@ def test_a_stream_of_another_node_is_not_served(node: Node) -> None:
     node.server.streams_node_id = "nod_2"
     node.server.request_streams(logs_of(instance))
     wait_until(lambda: node.server.stream_calls >= 2)
-    assert node.server.uploads == {}
+    assert node.server.receiver.received == {}
     node.server.streams_node_id = "nod_1"
-    wait_until(lambda: "str_1" in node.server.uploads)
+    wait_until(lambda: "str_1" in node.server.receiver)
 
 
 def test_a_lower_generation_gets_full_reports_and_no_streams(node: Node) -> None:
@@ -749,9 +749,9 @@ def test_a_lower_generation_gets_full_reports_and_no_streams(node: Node) -> None
     node.runtime.kill(container)
     wait_until(lambda: node.server.phase(instance) == "exited" and node.server.stream_calls >= calls + 2)
     assert not any(report.brief for _, report in node.server.reports[reported:])
-    assert node.server.uploads == {}
+    assert node.server.receiver.received == {}
     node.server.wants(instance, generation=10)
-    wait_until(lambda: "str_1" in node.server.uploads)
+    wait_until(lambda: "str_1" in node.server.receiver)
 
 
 def test_stream_requests_to_a_server_that_shuts_down_are_paced(node: Node) -> None:

@@ -1,11 +1,16 @@
 """The node's calls, against a real HTTP server."""
 
+import asyncio
 import json
 import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
+from websockets.datastructures import Headers
+from websockets.exceptions import InvalidStatus
+from websockets.http11 import Request, Response
+from websockets.sync.server import ServerConnection, serve
 
 from mooring.agent.sync.client import (
     SESSION_CALL,
@@ -19,10 +24,11 @@ from mooring.agent.sync.client import (
 )
 from mooring.agent.sync.identity import NodeIdentity
 from mooring.core.node import NodeFacts
+from mooring.core.stream_messages import KEEPALIVE
 from mooring.schemas.agent import SyncAnswer, SyncRequest
-from mooring.schemas.agent_streams import StreamFrame
 from tests.agent.builders import assignment
 from tests.agent.control_planes import CREDENTIAL, OWN, TOKEN, TinyControlPlane, control_plane
+from tests.testbed.waiting import wait_until
 
 FACTS = NodeFacts(hostname="h", address="10.0.0.7", cpus=1, memory_mib=1024, agent_version="0")
 REPORT = SyncRequest(session=1, seq=1, generation=0, facts=FACTS, gpus=None, instances=None)
@@ -127,31 +133,52 @@ def test_plain_http_to_another_machine_needs_insecure_http() -> None:
     ControlPlaneClient("http://10.0.0.7:8700", insecure_http=True).close()
 
 
-def test_an_upload_does_not_send_the_credential_unencrypted(client: ControlPlaneClient) -> None:
+def test_a_stream_does_not_send_the_credential_unencrypted(client: ControlPlaneClient) -> None:
     with pytest.raises(InsecureUrl):
-        client.upload("str_1", "http://10.0.0.7:8700", iter([]))
+        client.stream_connection("str_1", "http://10.0.0.7:8700")
 
 
-def test_frames_are_uploaded_as_they_arrive(server: TinyControlPlane, client: ControlPlaneClient) -> None:
-    arrived = threading.Event()
-
-    def frames() -> Iterator[StreamFrame]:
-        yield StreamFrame(text="first")
-        assert arrived.wait(5)
-        yield StreamFrame(end=True)
-
-    thread = threading.Thread(target=client.upload, args=["str_1", None, frames()])
-    thread.start()
-    while not server.uploads.get("str_1"):
-        thread.join(0.01)
-    arrived.set()
-    thread.join(5)
-    assert server.uploads["str_1"] == [StreamFrame(text="first"), StreamFrame(end=True)]
-
-
-def test_an_upload_that_nobody_waits_for_is_an_error(
+def test_a_stream_is_opened_with_the_nodes_credential(
     server: TinyControlPlane, client: ControlPlaneClient
 ) -> None:
-    server.upload_status = 410
-    with pytest.raises((RequestRejected, Unreachable)):
-        client.upload("str_1", server.url, iter([StreamFrame(end=True)]))
+    async def send() -> None:
+        async with client.stream_connection("str_1", server.receiver.url) as stream:
+            await stream.send(KEEPALIVE)
+
+    asyncio.run(send())
+    received = server.receiver.stream("str_1")
+    assert received.authorization == f"Bearer {CREDENTIAL}"
+    wait_until(lambda: received.keepalives == 1)
+
+
+def test_a_stream_that_nobody_waits_for_is_an_error(
+    server: TinyControlPlane, client: ControlPlaneClient
+) -> None:
+    async def send() -> None:
+        async with client.stream_connection("str_1", server.url):
+            raise AssertionError
+
+    with pytest.raises(InvalidStatus):
+        asyncio.run(send())
+
+
+def test_a_stream_follows_no_redirect(client: ControlPlaneClient) -> None:
+    """It would send the credential to another place."""
+    requests: list[str] = []
+
+    def redirect(connection: ServerConnection, request: Request) -> Response:
+        requests.append(request.path)
+        return Response(302, "Found", Headers({"Location": "/elsewhere", "Content-Length": "0"}), b"")
+
+    async def send(port: int) -> None:
+        async with client.stream_connection("str_1", f"http://127.0.0.1:{port}"):
+            raise AssertionError
+
+    with serve(lambda _connection: None, "127.0.0.1", 0, process_request=redirect) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        with pytest.raises(InvalidStatus):
+            asyncio.run(send(server.socket.getsockname()[1]))
+        server.shutdown()
+        thread.join()
+    assert requests == ["/agent/v1/streams/str_1"]

@@ -16,7 +16,7 @@ from mooring.agent.runtime import StartRefused
 from mooring.agent.simulated.gpus import SimulatedGpuReader
 from mooring.agent.sync.worker_pools import PULLS_OF_PROJECT
 from mooring.schemas.agent import Assignment, Removal
-from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame, StreamRequest
+from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamRequest, StreamStatus
 from tests.agent import builders, docker_assignments
 from tests.agent.agents import agent_with
 from tests.agent.control_planes import TinyControlPlane
@@ -151,20 +151,15 @@ def test_followed_logs_of_one_project_do_not_delay_anothers_logs_and_exec(server
     await_phase(server, victim, "running")
     follow = LogsRequest(tail=None, since=None, follow=True)
     server.request_streams(*[_stream(f"str_a{number}", attacker, logs=follow) for number in range(64)])
-    wait_until(lambda: len(server.uploads) >= 16, 30)
+    wait_until(lambda: len(server.receiver.received) == 64, 30)
     logs = LogsRequest(tail=None, since=None, follow=False)
     command = ExecRequest(command=["echo", "hi"], timeout_s=10, max_output_bytes=1000)
     server.request_streams(_stream("str_logs", victim, logs=logs), _stream("str_exec", victim, exec=command))
-    assert wait_until(lambda: _last(server, "str_logs"), SOON_S).end
-    assert wait_until(lambda: _last(server, "str_exec"), SOON_S).exit_code == 0
+    assert server.receiver.stream("str_logs").ended(SOON_S) == StreamStatus()
+    assert server.receiver.stream("str_exec").ended(SOON_S).exit_code == 0
 
 
 def _stream(stream_id: str, given: Assignment, **request: LogsRequest | ExecRequest) -> StreamRequest:
     return StreamRequest.model_validate(
         {"id": stream_id, "instance_id": given.instance_id, "attempt": 1, "url": None, **request}
     )
-
-
-def _last(server: TinyControlPlane, stream_id: str) -> StreamFrame | None:
-    frames = server.uploads.get(stream_id, [])
-    return frames[-1] if frames and frames[-1].is_last else None

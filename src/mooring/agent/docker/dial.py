@@ -93,6 +93,8 @@ async def open_port(
     pid = int(container["State"]["Pid"])
     if not pid:
         raise _not_running()
+    if _is_shared(str(container["HostConfig"]["NetworkMode"])):
+        raise _not_supported("the instance uses the node's own network; connect to the node instead")
     for address in _addresses(container):
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(CONNECT_WITHIN_S):
@@ -104,6 +106,11 @@ async def open_port(
 
 def _not_running() -> StreamRefused:
     return StreamRefused("not_running", "the instance is not running; start it first")
+
+
+def _is_shared(network_mode: str) -> bool:
+    """Whether the network is that of the node or of another container."""
+    return network_mode == "host" or network_mode.startswith("container:")
 
 
 def _addresses(container: Document) -> Iterator[str]:
@@ -161,8 +168,6 @@ def _enter_namespace(pid: int, container_id: str, proc: Path) -> None:
         # Checked after the namespace is open: the pid may have been reused before.
         if not processes.is_in(pid, container_id, proc):
             raise _not_supported("the node's agent does not see the processes of containers")
-        if os.fstat(descriptor).st_ino == (processes.PROC / "self" / "ns" / "net").stat().st_ino:
-            raise _not_supported("the instance uses the node's own network; connect to the node instead")
         _setns(descriptor)
     finally:
         os.close(descriptor)
