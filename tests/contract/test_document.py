@@ -7,13 +7,15 @@ from typing import Any
 from tests.contract import document as documents
 from tests.contract.compatibility import breaks
 
-# Accepted breaking changes; each affects only clients that use the new feature.
+# Accepted breaking changes; each affects only clients that use the new feature, or agents not yet upgraded.
 ACCEPTED_BREAKS = (
     "/gpus/model may now be array",  # alternatives, shown as requested
     "request/gpus/mig_profile had the pattern",  # every value was rejected: the field was not supported
     "/usage/gpus may now be number",  # shares are fractions of a GPU; whole GPUs are written as before
     "/usage/gpus_by_model/* may now be number",
     "/is_admin may now be null",  # only admins see whether others are admins
+    # Streams became WebSockets (docs/decisions/0036). Older agents serve none until they are upgraded.
+    "POST /agent/v1/streams/{stream_id}: the operation is gone",
 )
 
 

@@ -42,9 +42,12 @@ class ExecRequest(Peer):
 
     Attributes:
         env: variables in addition to those of the container.
-        timeout_s: the command is then killed; None: never.
-        max_output_bytes: further output is dropped; None: no limit.
+        timeout_s: the command is then killed; 0: never.
+        max_output_bytes: further output is dropped; 0: no limit.
     """
+
+    # Agents of earlier releases need all fields that they know.
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 
     command: list[LongText]
     env: dict[EnvName, EnvValue] = {}
@@ -53,8 +56,8 @@ class ExecRequest(Peer):
     tty: bool = False
     stdin: bool = False
     window: WindowSize | None = None
-    timeout_s: int | None = None
-    max_output_bytes: int | None = None
+    timeout_s: int = 0
+    max_output_bytes: int = 0
 
 
 class DialRequest(Peer):

@@ -15,11 +15,11 @@ class ContainerOutput:
 
     Args:
         is_raw: it has a terminal, and so its output has no headers.
-        max_bytes: further output is read and dropped.
+        max_bytes: further output is read and dropped; 0: no limit.
     """
 
-    def __init__(self, connection: EngineConnection, *, is_raw: bool, max_bytes: int | None = None) -> None:
-        self._connection, self._is_raw, self._left = connection, is_raw, max_bytes
+    def __init__(self, connection: EngineConnection, *, is_raw: bool, max_bytes: int = 0) -> None:
+        self._connection, self._is_raw, self._left = connection, is_raw, max_bytes or None
         self._headers = StreamHeaders()
         self._ready: deque[tuple[Channel, bytes]] = deque()
         self.truncated = False

@@ -114,7 +114,7 @@ class SimulatedExec(SimulatedStream):
         super().__init__(find)
         self._shell = SimulatedShell(running(find()), request)
         self._wakes_at: float | None = None
-        self._left = request.max_output_bytes
+        self._left = request.max_output_bytes or None
         self._truncated = False
         self._outputs.extend(self._shell.begin())
         self._after_output()

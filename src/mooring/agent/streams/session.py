@@ -24,14 +24,14 @@ class StreamSession:
     """Nothing is buffered here: a read waits until the write before it is done.
 
     Args:
-        timeout_s: the stream then ends with `exec_timeout`; None: never.
+        timeout_s: the stream then ends with `exec_timeout`; 0: never.
     """
 
     def __init__(
         self,
         socket: ClientConnection,
         stream: ContainerStream,
-        timeout_s: float | None,
+        timeout_s: int,
         keepalive_every_s: float,
     ) -> None:
         self._socket, self._stream = socket, stream
@@ -49,7 +49,7 @@ class StreamSession:
         }
         try:
             await self._socket.send(KEEPALIVE)
-            await asyncio.wait(tasks, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, timeout=self._timeout_s or None, return_when=asyncio.FIRST_COMPLETED)
             if output.done() or not any(task.done() for task in tasks):
                 await self._end(output)
         finally:
@@ -61,7 +61,7 @@ class StreamSession:
         if output.done():
             status = output.result()
         else:
-            message_text = f"the command did not end within {self._timeout_s:g} s and was killed"
+            message_text = f"the command did not end within {self._timeout_s} s and was killed"
             status = StreamStatus.of_error("exec_timeout", message_text)
         await self._socket.send(message(Channel.STATUS, status.model_dump_json().encode()))
 

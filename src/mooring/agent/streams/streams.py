@@ -91,7 +91,7 @@ class Streams:
                 if isinstance(opened, StreamStatus):
                     await socket.send(message(Channel.STATUS, opened.model_dump_json().encode()))
                     return
-                timeout_s = None if request.exec is None else request.exec.timeout_s
+                timeout_s = request.exec.timeout_s if request.exec is not None else 0
                 await StreamSession(socket, opened, timeout_s, self._keepalive_every_s).run()
         except (OSError, TimeoutError, WebSocketException, InsecureUrl) as error:
             log.info("stream %s ended: %s", request.id, error)
