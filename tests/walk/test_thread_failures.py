@@ -53,7 +53,7 @@ def agent_environment(admin: Client, folder: Path) -> dict[str, str]:
         ("mooring.agent.sync.exchange", "Exchange", "_wait_until_due"),
         ("mooring.agent.sync.exchange", "Exchange", "_call_and_pause"),
         ("mooring.agent.sync.agent", "Agent", "_idle_s"),
-        ("mooring.agent.sync.stream_requests", "StreamRequestsCall", "_run"),
+        ("mooring.agent.streams.requests", "StreamRequestsCall", "_run"),
     ],
 )
 def test_an_agent_ends_with_each_of_its_threads(
