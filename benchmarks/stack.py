@@ -53,8 +53,12 @@ class Stack:
 
 
 @contextmanager
-def on_docker(gpus: int = 8) -> Iterator[Stack]:
-    """A server and one node with a real dockerd and simulated GPUs."""
+def on_docker(gpus: int = 8, *, through_proxy: bool = True) -> Iterator[Stack]:
+    """A server and one node with a real dockerd and simulated GPUs.
+
+    Args:
+        through_proxy: the agent reaches dockerd through the test bed's proxy, which costs CPU for each byte.
+    """
     with ExitStack() as exits:
         bed, base = exits.enter_context(workspace()), exits.enter_context(folder())
         node = DockerNode(bed)
@@ -64,7 +68,8 @@ def on_docker(gpus: int = 8) -> Iterator[Stack]:
         server = ServerProcess(base / "server", bed.root_address, bed.take_port(), **AS_SHIPPED)
         server.start(within_s=120)
         exits.callback(server.stop)
-        agent = AgentProcess(node, server, base / "agent", gpus)
+        settings = {} if through_proxy else {"DOCKER_HOST": node.url}
+        agent = AgentProcess(node, server, base / "agent", gpus, **settings)
         agent.start()
         exits.callback(agent.stop)
         admin = exits.enter_context(server.client)

@@ -29,9 +29,9 @@ _TABLE = {
     "start_instance":       "401    401   401     401     404      404     403    202    202   202   401",
     "restart_instance":     "401    401   401     401     404      404     403    202    202   202   401",
     "exec_in_instance":     "401    401   401     401     404      404     403    200    200   200   401",
-    # Without a WebSocket handshake; tests/api/streaming tests streams of other projects with one.
-    "stream_exec_in_instance": "401 401   401     401     426      426     403    426    426   426   401",
-    "stream_instance_port": "401    401   401     401     426      426     403    426    426   426   401",
+    # 426: without a WebSocket handshake.
+    "stream_exec_in_instance": "401 401   401     401     404      404     403    426    426   426   401",
+    "stream_instance_port": "401    401   401     401     404      404     403    426    426   426   401",
     #                        no key wrong expired revoked b member b owner viewer member owner admin node
     "list_instance_groups":  "401   401   401     401     200      200     200    200    200   200   401",
     "get_instance_group":    "401   401   401     401     404      404     200    200    200   200   401",
@@ -110,7 +110,7 @@ _TABLE = {
     "hand_out_start_secrets": "401  401   401     401     401      401     401    401    401   401   404",
     "heartbeat":            "401    401   401     401     401      401     401    401    401   401   200",
     "list_stream_requests": "401    401   401     401     401      401     401    401    401   401   200",
-    "bring_stream":         "401    401   401     401     401      401     401    401    401   401   426",
+    "bring_stream":         "401    401   401     401     401      401     401    401    401   401   404",
 }
 # fmt: on
 

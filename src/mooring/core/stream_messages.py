@@ -4,7 +4,9 @@ Each message is binary. Its first byte is the channel, the rest is data of that 
 data is a keepalive, except on CLOSE. Channel 5 is Mooring's own; Kubernetes has no channel for signals.
 """
 
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
+from itertools import groupby
 from typing import Final
 
 SUBPROTOCOL: Final = "v5.channel.k8s.io"
@@ -48,3 +50,9 @@ def split(received: bytes) -> tuple[Channel, bytes]:
         return Channel(received[0]), received[1:]
     except ValueError:
         raise BadMessage(f"there is no channel {received[0]}") from None
+
+
+def joined(parts: Iterable[tuple[Channel, bytes]]) -> Iterator[tuple[Channel, bytes]]:
+    """Join successive parts on the same channel, because each message has a cost of its own."""
+    for channel, group in groupby(parts, key=lambda part: part[0]):
+        yield channel, b"".join(data for _channel, data in group)

@@ -78,8 +78,8 @@ Limit = Callable[[str, str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """The instance of a stream."""
+class StreamTarget:
+    """An attempt of an instance, to which a stream can be opened."""
 
     instance_id: str
     attempt: int
@@ -91,7 +91,7 @@ class NodeStream:
     """An open stream. One task may receive while another sends; `close` must be awaited."""
 
     def __init__(
-        self, opener: "StreamOpener", live: RevocableAccess, found: _Found, exits: ExitStack
+        self, opener: "StreamOpener", live: RevocableAccess, found: StreamTarget, exits: ExitStack
     ) -> None:
         self.id = new_id(ids.STREAM)
         self._opener, self._live, self._found, self._exits = opener, live, found, exits
@@ -226,10 +226,14 @@ class StreamOpener:
         self.channels = NodeChannels()
         self._reporting: asyncio.Task[None] | None = None
 
+    async def find(self, access: Access, instance_id: str, requested: Requested) -> StreamTarget:
+        """Raises NotFound, Forbidden, NotRunning, NodeUnreachable: as `streams.check`."""
+        return await run_in_threadpool(self._find, access, instance_id, requested)
+
     async def open(
         self,
         live: RevocableAccess,
-        instance_id: str,
+        target: StreamTarget,
         requested: Requested,
         limit: Limit,
         on_request: OnRequest = lambda _session: None,
@@ -237,26 +241,26 @@ class StreamOpener:
         """Request a stream. Await its `started` next.
 
         Args:
+            target: from `find`.
             on_request: called in the transaction of the request.
 
         Raises:
             NotFound, Forbidden, NotRunning, NodeUnreachable: as `streams.check`.
             TooManyStreamsOnNode: as `limit`.
         """
-        found = await run_in_threadpool(self._find, live.access, instance_id, requested)
         with ExitStack() as exits:
-            exits.enter_context(limit(found.node_id, found.project_id))
+            exits.enter_context(limit(target.node_id, target.project_id))
             # The channel must exist before the node can read the request.
-            stream = NodeStream(self, live, found, exits.pop_all())
+            stream = NodeStream(self, live, target, exits.pop_all())
         try:
-            await run_in_threadpool(self._request, live.access, stream.id, instance_id, requested, on_request)
+            await run_in_threadpool(self._request, live.access, stream.id, target, requested, on_request)
         except BaseException:
             await stream.close()
             raise
         self._report()
         return stream
 
-    def check_open(self, found: _Found) -> None:
+    def check_open(self, found: StreamTarget) -> None:
         """Raises NotRunning, InstanceDeleted: as `streams.check_open`."""
         try:
             with self.database.read() as session:
@@ -278,18 +282,23 @@ class StreamOpener:
         with self.database.write() as session:
             write(session)
 
-    def _find(self, access: Access, instance_id: str, requested: Requested) -> _Found:
+    def _find(self, access: Access, instance_id: str, requested: Requested) -> StreamTarget:
         with self.database.read() as session:
             is_running = not isinstance(requested, LogsRequest)
             row, node_id = streams.check(session, access, instance_id, running=is_running)
-            return _Found(row.id, row.attempt, node_id, row.project_id)
+            return StreamTarget(row.id, row.attempt, node_id, row.project_id)
 
     def _request(
-        self, access: Access, stream_id: str, instance_id: str, requested: Requested, on_request: OnRequest
+        self,
+        access: Access,
+        stream_id: str,
+        target: StreamTarget,
+        requested: Requested,
+        on_request: OnRequest,
     ) -> None:
         with self.database.write() as session:
             is_running = not isinstance(requested, LogsRequest)
-            row, _node_id = streams.check(session, access, instance_id, running=is_running)
+            row, _node_id = streams.check(session, access, target.instance_id, running=is_running)
             streams.request(session, access, row, stream_id, requested, self._url)
             on_request(session)
 

@@ -6,8 +6,10 @@ import os
 import re
 from contextlib import AbstractAsyncContextManager
 
+import pytest
+
 from mooring.agent.docker.runtime import DockerRuntime
-from mooring.agent.runtime import Container, ContainerStream, StreamRefused
+from mooring.agent.runtime import Container, ContainerStream, RuntimeUnavailable, StreamRefused
 from mooring.core.stream_messages import MAX_DATA_BYTES, Channel
 from mooring.schemas.agent_streams import ExecRequest, WindowSize
 from tests.agent.container_streams import opened, read_all, run, within
@@ -142,6 +144,68 @@ def test_a_program_that_reads_nothing_makes_its_writer_wait_and_can_be_killed(ru
 
     assert within(execute()) < 16 * MIB
     wait_until(lambda: not commands_in(container, "7777"))
+
+
+def test_data_after_the_end_of_the_input_is_dropped(runtime: DockerRuntime) -> None:
+    container = start(runtime, assignment())
+
+    async def execute() -> bytes:
+        async with execution(runtime, container, "cat") as stream:
+            await stream.write(b"one")
+            await stream.end_input()
+            await stream.write(b"late")
+            await stream.end_input()
+            return (await read_all(stream)).stdout
+
+    assert within(execute()) == b"one"
+
+
+def test_a_command_that_has_ended_takes_input_signals_and_sizes(runtime: DockerRuntime) -> None:
+    container = start(runtime, assignment())
+
+    async def execute() -> None:
+        async with execution(runtime, container, "true", tty=True) as stream:
+            assert (await read_all(stream)).status.exit_code == 0
+            await stream.write(b"late")
+            await stream.resize(WindowSize(width=80, height=24))
+            await stream.signal("TERM")
+            await stream.end_input()
+
+    within(execute())
+
+
+def test_a_command_ends_with_its_container(runtime: DockerRuntime) -> None:
+    container = start(runtime, assignment())
+
+    async def execute() -> None:
+        async with execution(runtime, container, "cat") as stream:
+            await stream.write(b"one")
+            assert await stream.read() == (Channel.STDOUT, b"one")
+            await asyncio.to_thread(runtime.kill, container)
+            ran = await read_all(stream)
+            assert (ran.messages, ran.status.exit_code) == ([], 137)
+            await stream.write(b"late")
+
+    within(execute())
+
+
+def test_a_command_whose_container_is_removed_can_be_closed(runtime: DockerRuntime) -> None:
+    container = start(runtime, assignment())
+
+    async def execute() -> None:
+        request = ExecRequest(command=["sh", "-c", "echo up; sleep 6666"])
+        stream = await runtime.exec(container.container_id, request)
+        assert await stream.read() == (Channel.STDOUT, b"up\n")
+        await asyncio.to_thread(runtime.kill, container)
+        await asyncio.to_thread(runtime.remove, container)
+        assert await stream.read() is None
+        with pytest.raises(RuntimeUnavailable):
+            await stream.status()
+        with pytest.raises(RuntimeUnavailable):
+            await stream.close()
+
+    within(execute())
+    assert not commands_in(container, "6666")
 
 
 def commands_in(container: Container, argument: str) -> list[str]:

@@ -290,6 +290,42 @@ def test_an_invalid_message_ends_the_stream(node: Node, sent: bytes) -> None:
     assert stream.status is None
 
 
+@pytest.mark.parametrize("sent", [b"\x00", b"\x01x", b"\x02x", b"\x03{}", b"\xff\x01", "\x00"])
+def test_keepalives_and_messages_on_channels_of_nodes_are_ignored(node: Node, sent: bytes | str) -> None:
+    stream = node.serve("str_1", exec=SHELL)
+    stream.connection.send(sent)
+    send(stream, Channel.STDIN, b"exit 3\r")
+    assert stream.ended() == StreamStatus(exit_code=3)
+
+
+@pytest.mark.parametrize("kind", [{"exec": ExecRequest(command=["cat"])}, {"dial": DialRequest(port=80)}])
+def test_input_after_its_end_is_dropped(node: Node, kind: dict[str, Any]) -> None:
+    stream = node.serve("str_1", **kind)
+    stream.connection.send(STDIN_CLOSED)
+    send(stream, Channel.STDIN, b"late")
+    stream.connection.send(STDIN_CLOSED)
+    assert stream.ended().reason is None
+    assert stream.output() == b""
+
+
+def test_an_error_of_the_agent_is_the_reason(node: Node) -> None:
+    found = iter([node.container])
+    node.streams = Streams(node.runtime, node.control_plane, lambda _: next(found), StreamLoop())
+    assert reason_of(node.serve("str_1", logs=LOGS)) == "internal_error"
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.7:8700", "http://127.0.0.1:1", "nonsense"])
+def test_a_stream_that_cannot_connect_takes_no_place(node: Node, url: str) -> None:
+    node.serve("str_1", logs=FOLLOW)
+    unreachable = [
+        StreamRequest(id=f"str_x{number}", instance_id="ins_1", attempt=1, url=url, exec=SHELL)
+        for number in range(20)
+    ]
+    node.streams.serve(unreachable)
+    wait_until(lambda: node.streams._open.total() == 1 and list(node.streams._cancels) == ["str_1"], 20)
+    wait_until(lambda: node.runtime.open == 1)
+
+
 def test_the_streams_of_a_project_are_limited_and_others_are_served(node: Node) -> None:
     node.run(assignment(instance_id="ins_2", project_id="prj_2", command=None))
     node.streams = node.new_streams(of_project=2)

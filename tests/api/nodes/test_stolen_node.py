@@ -466,7 +466,7 @@ def test_no_call_with_a_stolen_credential_returns_data_of_others(sandbox: Sandbo
         "/agent/v1/instances/{instance_id}/start-secrets": {404},
         "/agent/v1/heartbeat": {200},
         "/agent/v1/stream-requests": {200},
-        "/agent/v1/streams/{stream_id}": {426},
+        "/agent/v1/streams/{stream_id}": {404},
         "/agent/v1/session": {200},
     }
     assert get_node(sandbox, sandbox.node)["state"] == "ready"

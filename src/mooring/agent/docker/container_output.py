@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from mooring.agent.docker.engine_streams import EngineConnection
-from mooring.core.stream_messages import MAX_DATA_BYTES, Channel
+from mooring.core.stream_messages import MAX_DATA_BYTES, Channel, joined
 
 _HEADER_BYTES: Final = 8  # stream number, three zeros, length as four bytes
 
@@ -29,8 +29,10 @@ class ContainerOutput:
             chunk = await self._connection.read()
             if not chunk:
                 return None
-            parts = [(Channel.STDOUT, chunk)] if self._is_raw else self._headers.feed(chunk)
-            self._ready.extend(kept for channel, data in parts if (kept := (channel, self._kept(data)))[1])
+            parts = iter([(Channel.STDOUT, chunk)]) if self._is_raw else self._headers.feed(chunk)
+            for channel, data in joined(parts):
+                if kept := self._kept(data):
+                    self._ready.append((channel, kept))
         return self._ready.popleft()
 
     def _kept(self, data: bytes) -> bytes:

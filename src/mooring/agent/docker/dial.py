@@ -55,7 +55,7 @@ class PortStream:
         try:
             self._writer.write(data)
             await self._writer.drain()
-        except OSError:
+        except (OSError, RuntimeError):  # RuntimeError: after `end_input`
             self._input_ended.set()
 
     async def end_input(self) -> None:

@@ -115,8 +115,8 @@ class EngineConnection:
             raise _unavailable(error) from error
 
     async def write(self, data: bytes) -> None:
-        """Wait until the engine has taken almost all data. Dropped if the engine has closed the stream."""
-        with suppress(OSError):
+        """Wait until the engine has taken almost all data. Dropped if the stream or its input has ended."""
+        with suppress(OSError, RuntimeError):  # RuntimeError: after `end_input`
             self._writer.write(data)
             await self._writer.drain()
 

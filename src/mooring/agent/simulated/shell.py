@@ -41,6 +41,7 @@ class SimulatedShell:
     _line: bytearray = field(default_factory=bytearray)
     _is_interactive: bool = False
     _is_cat: bool = False
+    _has_input: bool = True
 
     def begin(self) -> Iterator[Output]:
         """Start the command of the request."""
@@ -67,11 +68,8 @@ class SimulatedShell:
     def input_ended(self) -> Iterator[Output]:
         if self._line and self._is_interactive:
             yield from self._enter()
-        if self._is_cat:
-            self._is_cat = False
-            self._end_unless_busy()
-        if self._is_interactive and self.exit_code is None and self.wakes_in_s is None:
-            self.exit_code = 0
+        self._is_cat = self._has_input = False
+        self._end_unless_busy()
 
     def woken(self) -> Iterator[Output]:
         """Handle the end of a `sleep`."""
@@ -96,7 +94,7 @@ class SimulatedShell:
         elif byte == _INTERRUPT:
             yield from self._interrupt()
         elif byte == _END and not self._line:
-            yield from self.input_ended()
+            yield from self._end_of_file()
         elif byte in _ERASE:
             if self._line:
                 self._line.pop()
@@ -104,6 +102,14 @@ class SimulatedShell:
         else:
             yield self._out(b"\n" if byte in b"\r\n" else bytes([byte]))
             yield from self._append(ord("\n") if byte == ord("\r") else byte)
+
+    def _end_of_file(self) -> Iterator[Output]:
+        """Handle Ctrl-D: it ends only the program that reads."""
+        if self._is_cat and self._is_interactive:
+            self._is_cat = False
+            yield from self._prompt()
+        else:
+            yield from self.input_ended()
 
     def _append(self, byte: int) -> Iterator[Output]:
         if byte == ord("\n"):
@@ -134,7 +140,8 @@ class SimulatedShell:
             yield self._out(_PROMPT)
 
     def _end_unless_busy(self) -> None:
-        is_busy = self.wakes_in_s is not None or self._is_cat or self._is_interactive
+        reads = self._is_cat or (self._is_interactive and self._has_input)
+        is_busy = reads or self.wakes_in_s is not None
         if not is_busy and self.exit_code is None:
             self.exit_code = 0
 

@@ -4,7 +4,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from itertools import groupby
 from typing import Final, NamedTuple
 
 import h11
@@ -12,7 +11,7 @@ import h11
 from mooring.agent.runtime import Container, StreamRefused
 from mooring.agent.simulated.shell import Output, SimulatedShell
 from mooring.agent.timestamps import rfc3339
-from mooring.core.stream_messages import Channel
+from mooring.core.stream_messages import Channel, joined
 from mooring.schemas.agent_streams import DialRequest, ExecRequest, LogsRequest, StreamStatus, WindowSize
 
 MAX_LINES: Final = 1000
@@ -77,7 +76,7 @@ class SimulatedStream:
 
     async def _put(self, outputs: Iterator[Output]) -> None:
         if self._ended is None:
-            self._outputs.extend(_joined(outputs))
+            self._outputs.extend(joined(outputs))
             self._after_output()
         async with self._changed:
             self._changed.notify_all()
@@ -172,13 +171,13 @@ class SimulatedPort(SimulatedStream):
         super().__init__(find)
         self._container, self._port = running(find()), request.port
         self._http = h11.Connection(h11.SERVER)
-        self._input_ended = False
+        self._is_head = self._input_ended = False
 
     def _on_input(self, data: bytes) -> Iterator[Output]:
         try:
             self._http.receive_data(data)
             yield from self._answers()
-        except h11.RemoteProtocolError:
+        except h11.ProtocolError:
             yield Channel.STDOUT, _BAD_REQUEST
             self._input_ended = True
 
@@ -188,7 +187,9 @@ class SimulatedPort(SimulatedStream):
 
     def _answers(self) -> Iterator[Output]:
         while (event := self._http.next_event()) is not h11.NEED_DATA and event is not h11.PAUSED:
-            if isinstance(event, h11.EndOfMessage):
+            if isinstance(event, h11.Request):
+                self._is_head = event.method == b"HEAD"
+            elif isinstance(event, h11.EndOfMessage):
                 yield Channel.STDOUT, self._answer()
                 if self._http.our_state is not h11.DONE:
                     self._input_ended = True
@@ -200,7 +201,7 @@ class SimulatedPort(SimulatedStream):
         headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(text)))]
         events = (
             h11.Response(status_code=200, reason=b"OK", headers=headers),
-            h11.Data(data=text),
+            h11.Data(data=b"" if self._is_head else text),
             h11.EndOfMessage(),
         )
         return b"".join(self._http.send(each) or b"" for each in events)
@@ -208,12 +209,6 @@ class SimulatedPort(SimulatedStream):
     def _after_output(self) -> None:
         if self._input_ended:
             self._ended = StreamStatus()
-
-
-def _joined(outputs: Iterator[Output]) -> Iterator[Output]:
-    """Join successive outputs on the same channel, as programs that write at once do."""
-    for channel, group in groupby(outputs, key=lambda each: each[0]):
-        yield channel, b"".join(data for _channel, data in group)
 
 
 class _Line(NamedTuple):

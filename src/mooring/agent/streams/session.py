@@ -36,6 +36,7 @@ class StreamSession:
     ) -> None:
         self._socket, self._stream = socket, stream
         self._timeout_s, self._keepalive_every_s = timeout_s, keepalive_every_s
+        self._closing: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
         """Copy until the stream or the connection ends, or this task is cancelled; then close both."""
@@ -50,19 +51,24 @@ class StreamSession:
         try:
             await self._socket.send(KEEPALIVE)
             await asyncio.wait(tasks, timeout=self._timeout_s or None, return_when=asyncio.FIRST_COMPLETED)
-            if output.done() or not any(task.done() for task in tasks):
-                await self._end(output)
+            if output.done():
+                await self._send_status(output.result())
+            elif not any(task.done() for task in tasks):
+                await self._end_late(output)
         finally:
-            await _cancelled(tasks)
-            await self._close_stream()
+            try:
+                await _cancelled(tasks)
+            finally:
+                await self._close_stream()
 
-    async def _end(self, output: asyncio.Future[StreamStatus]) -> None:
-        """Send the status: how the output ended, or that the time is over."""
-        if output.done():
-            status = output.result()
-        else:
-            message_text = f"the command did not end within {self._timeout_s} s and was killed"
-            status = StreamStatus.of_error("exec_timeout", message_text)
+    async def _end_late(self, output: asyncio.Future[StreamStatus]) -> None:
+        """Kill the command before the status is sent: nobody may read it, and then `send` waits."""
+        await _cancelled({output})  # the status is the last message
+        await self._close_stream()
+        message_text = f"the command did not end within {self._timeout_s} s and was killed"
+        await self._send_status(StreamStatus.of_error("exec_timeout", message_text))
+
+    async def _send_status(self, status: StreamStatus) -> None:
         await self._socket.send(message(Channel.STATUS, status.model_dump_json().encode()))
 
     async def _send_output(self) -> StreamStatus:
@@ -115,12 +121,13 @@ class StreamSession:
                 await self._socket.send(KEEPALIVE)
 
     async def _close_stream(self) -> None:
-        """Also if this task is cancelled: otherwise the command would run on without a user."""
-        closing = asyncio.ensure_future(self._closed())
+        """Also if this task is cancelled: otherwise the command would run on without a user. Closes once."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._closed())
         try:
-            await asyncio.shield(closing)
+            await asyncio.shield(self._closing)
         except asyncio.CancelledError:
-            await closing
+            await self._closing
             raise
 
     async def _closed(self) -> None:

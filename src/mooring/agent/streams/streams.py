@@ -58,10 +58,8 @@ class Streams:
             container = self._container_of((request.instance_id, request.attempt))
             project = container.owner if container else request.instance_id
             if self._admit(request, project):
-                cancel = self._loop.begin(partial(self._run, request, project))
-                with self._lock:
-                    if self._open[project]:
-                        self._cancels[request.id] = cancel
+                with self._lock:  # `_ended` then removes the entry after it was added
+                    self._cancels[request.id] = self._loop.begin(partial(self._run, request, project))
 
     def close(self) -> None:
         """End all streams, because the agent ends. Waits until the commands that they started are killed."""

@@ -354,9 +354,9 @@ def _waiting_streams(context: Context, caller: NodeCaller, agent_session: int) -
 )
 async def bring_stream(stream_id: str, request: Request, node: CurrentNode, context: Ctx) -> Response:
     """Connect for a stream. The WebSocket has the channels of `v5.channel.k8s.io`."""
-    handshakes.require(request, SUBPROTOCOL)
     channel = context.streams.channels.find(stream_id, node.id)
     if channel is None or channel.is_connected:
         raise NotFound(f"no client waits for stream {stream_id} on this replica")
+    handshakes.require(request, SUBPROTOCOL)
     await context.streams.connected(stream_id)
     return StreamAnswer(channel.serve)

@@ -74,7 +74,8 @@ def _abandon(context: Context, caller: str, key: str) -> None:
 
 async def _exec(context: Context, live: LiveAccess, instance_id: str, body: ExecBody) -> Json:
     request = ExecRequest(command=body.command, timeout_s=body.timeout_s, max_output_bytes=MAX_OUTPUT_BYTES)
-    stream = await context.streams.open(live, instance_id, request, context.limit_of(live.access))
+    target = await context.streams.find(live.access, instance_id, request)
+    stream = await context.streams.open(live, target, request, context.limit_of(live.access))
     try:
         await stream.started()
         return await _collected(stream)

@@ -62,7 +62,8 @@ async def get_instance_logs(
         tail=None if resumed else tail, since=resumed or (since.isoformat() if since else None), follow=follow
     )
     audit = partial(_audit, context, live.access, instance_id)
-    stream = await context.streams.open(live, instance_id, request, context.limit_of(live.access), audit)
+    target = await context.streams.find(live.access, instance_id, request)
+    stream = await context.streams.open(live, target, request, context.limit_of(live.access), audit)
     try:
         await stream.started()
     except BaseException:

@@ -52,7 +52,6 @@ async def stream_exec_in_instance(
     `{"Width", "Height"}`, 5: signal `{"Signal": "INT"}`, 255: close the channel in the next byte. When the
     connection ends, the command is killed.
     """
-    handshakes.require(request, SUBPROTOCOL)
     requested = ExecRequest(
         command=command,
         tty=tty,
@@ -62,7 +61,9 @@ async def stream_exec_in_instance(
         env=dict(each.split("=", 1) for each in env),
         window=WindowSize(width=width, height=height) if tty else None,
     )
-    stream = await context.streams.open(live, instance_id, requested, context.limit_of(live.access))
+    target = await context.streams.find(live.access, instance_id, requested)
+    handshakes.require(request, SUBPROTOCOL)
+    stream = await context.streams.open(live, target, requested, context.limit_of(live.access))
     return await _relayed(stream, ChannelRelay(SUBPROTOCOL, stdin=stdin))
 
 
@@ -83,10 +84,10 @@ async def stream_instance_port(
 
     Subprotocol `tcp`: messages are binary data, and an empty message closes the direction of its sender.
     """
+    requested = DialRequest(port=port)
+    target = await context.streams.find(live.access, instance_id, requested)
     handshakes.require(request, TCP_SUBPROTOCOL)
-    stream = await context.streams.open(
-        live, instance_id, DialRequest(port=port), context.limit_of(live.access)
-    )
+    stream = await context.streams.open(live, target, requested, context.limit_of(live.access))
     return await _relayed(stream, TcpRelay(TCP_SUBPROTOCOL))
 
 
