@@ -12,7 +12,7 @@ from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.runtime import Container, ContainerStream, RuntimeUnavailable, StreamRefused
 from mooring.core.stream_messages import MAX_DATA_BYTES, Channel
 from mooring.schemas.agent_streams import ExecRequest, WindowSize
-from tests.agent.container_streams import opened, read_all, run, within
+from tests.agent.container_streams import opened, read_all, refusal, run, within
 from tests.agent.docker_assignments import assignment, processes_in, start
 from tests.testbed.waiting import wait_until
 
@@ -126,6 +126,14 @@ def test_an_unknown_user_is_refused(runtime: DockerRuntime) -> None:
         assert refused.status.reason.code == "exec_rejected"
     else:
         assert (ran.status.exit_code, b"unable to find user" in ran.stdout) == (126, True)
+
+
+def test_a_folder_in_a_file_system_of_the_kernel_is_refused(runtime: DockerRuntime) -> None:
+    """A program in /proc may get a directory of the host as its own (CVE-2024-21626)."""
+    container = start(runtime, assignment())
+    for path in ("/proc/self/fd/8", "/proc/1/cwd", "//tmp/..//proc/self", "/sys", "/dev/fd/8"):
+        code = refusal(lambda path=path: run(runtime, container, "pwd", working_dir=path))  # type: ignore[misc]
+        assert code == "exec_rejected"
 
 
 def test_a_program_that_reads_nothing_makes_its_writer_wait_and_can_be_killed(runtime: DockerRuntime) -> None:

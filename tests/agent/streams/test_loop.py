@@ -48,9 +48,11 @@ def test_work_that_is_cancelled_at_once_ends() -> None:
     loop, work = StreamLoop(), Waiting()
     loop.begin(work.run)()
     after = Waiting()
-    loop.begin(after.run)
+    cancel = loop.begin(after.run)
     wait_until(lambda: after.thread)
     wait_until(lambda: len(loop._tasks) == 1)
+    cancel()
+    wait_until(lambda: not loop._tasks)
 
 
 def test_a_failure_is_logged_and_the_loop_goes_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -64,4 +66,4 @@ def test_a_failure_is_logged_and_the_loop_goes_on(caplog: pytest.LogCaptureFixtu
     wait_until(lambda: "canary" in caplog.text)
     wait_until(lambda: after.thread)
     cancel()
-    wait_until(lambda: after.ended)
+    wait_until(lambda: after.ended and not loop._tasks)

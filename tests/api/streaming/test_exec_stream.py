@@ -95,6 +95,9 @@ def test_a_client_without_a_subprotocol_is_accepted(streams: Streams) -> None:
         ([("command", "a"), ("env", "1=2")], 422),
         ([("command", "a"), ("width", "0")], 422),
         ([("command", "a")] * 129, 422),
+        ([("command", "a"), ("working_dir", "/proc/self/fd/8")], 422),
+        ([("command", "a"), ("working_dir", "//a/../proc//1/cwd")], 422),
+        ([("command", "a"), ("working_dir", "relative")], 422),
     ],
 )
 def test_an_invalid_request_is_rejected_before_the_handshake(

@@ -11,6 +11,7 @@ from mooring.agent.docker.container_output import ContainerOutput
 from mooring.agent.docker.engine_streams import Document, EngineApi, EngineConnection
 from mooring.agent.docker.errors import EngineRefused
 from mooring.agent.runtime import RuntimeUnavailable, StreamRefused
+from mooring.core.paths import is_kernel_path, normal_path
 from mooring.core.stream_messages import Channel
 from mooring.schemas.agent_streams import ExecRequest, StreamStatus, WindowSize
 
@@ -101,6 +102,8 @@ async def open_exec(engine: EngineApi, container_id: str, request: ExecRequest) 
         StreamRefused: the container does not run, or rejects the user or the folder of the request.
         RuntimeUnavailable: the engine does not answer.
     """
+    if request.working_dir and is_kernel_path(normal_path(request.working_dir)):
+        raise StreamRefused("exec_rejected", "working_dir must not be in /proc, /sys or /dev; choose another")
     try:
         created = await engine.request("POST", f"/containers/{container_id}/exec", body=_config(request))
         exec_id = str(created["Id"])

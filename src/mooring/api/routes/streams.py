@@ -12,6 +12,7 @@ from mooring.api.context import Ctx
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
 from mooring.core.errors import BadRequest, NodeUnreachable, TooManyStreamsOnNode, UpgradeRequired
+from mooring.core.instance.spec import WorkingDir
 from mooring.core.stream_messages import SUBPROTOCOL, TCP_SUBPROTOCOL
 from mooring.core.text import EnvEntry, LongText, Text
 from mooring.schemas.agent_streams import MAX_WINDOW, DialRequest, ExecRequest, WindowSize
@@ -40,7 +41,7 @@ async def stream_exec_in_instance(
     tty: Annotated[bool, Query(description="run it in a terminal; all output is then on channel 1")] = False,
     stdin: Annotated[bool, Query(description="open the command's input")] = False,
     user: Annotated[Text | None, Query(max_length=128, description="name or uid, and `:group`")] = None,
-    working_dir: Annotated[Text | None, Query(description="default: that of the image")] = None,
+    working_dir: Annotated[WorkingDir | None, Query(description="default: that of the image")] = None,
     env: Annotated[list[EnvEntry], Query(max_length=128, description="`NAME=value`")] = [],  # noqa: B006
     width: _Size = 80,
     height: _Size = 24,

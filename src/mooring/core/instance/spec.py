@@ -235,6 +235,20 @@ InstanceLabels = Annotated[
 ]
 
 
+def _outside_of_kernel_paths(working_dir: str) -> str:
+    if is_kernel_path(normal_path(working_dir)):
+        raise PydanticCustomError(
+            "working_dir_not_allowed", "working_dir must not be in /proc, /sys or /dev; choose another"
+        )
+    return working_dir
+
+
+# The folder of a command in a request.
+WorkingDir = Annotated[
+    Text, Field(max_length=4096, pattern=r"^/[^\x00]*$"), AfterValidator(_outside_of_kernel_paths)
+]
+
+
 class InstanceTemplate(InstanceSpec):
     """A validated spec with labels: a create request without name and project."""
 
@@ -244,12 +258,7 @@ class InstanceTemplate(InstanceSpec):
     @classmethod
     def _no_kernel_path(cls, working_dir: str | None) -> str | None:
         """Checked in requests only: a stored spec remains readable, and the node rejects such a path."""
-        if working_dir is not None and is_kernel_path(normal_path(working_dir)):
-            raise PydanticCustomError(
-                "working_dir_not_allowed",
-                "working_dir must not be in /proc, /sys or /dev; choose another",
-            )
-        return working_dir
+        return None if working_dir is None else _outside_of_kernel_paths(working_dir)
 
     @model_validator(mode="after")
     def _not_too_large_and_supported(self) -> Self:
