@@ -91,11 +91,18 @@ class NodeStream:
     """An open stream. One task may receive while another sends; `close` must be awaited."""
 
     def __init__(
-        self, opener: "StreamOpener", live: RevocableAccess, found: StreamTarget, exits: ExitStack
+        self,
+        opener: "StreamOpener",
+        live: RevocableAccess,
+        target: StreamTarget,
+        requested: Requested,
+        exits: ExitStack,
     ) -> None:
         self.id = new_id(ids.STREAM)
-        self._opener, self._live, self._found, self._exits = opener, live, found, exits
-        self._channel: NodeChannel = exits.enter_context(opener.channels.opened(self.id, found.node_id))
+        self._opener, self._live, self._target, self._exits = opener, live, target, exits
+        # A log ends with its container, after its last lines.
+        self._ends_with_attempt = not isinstance(requested, LogsRequest)
+        self._channel: NodeChannel = exits.enter_context(opener.channels.opened(self.id, target.node_id))
         self._opened_at = time.monotonic()
         self._bytes_in = self._bytes_out = 0
         self._first: bytes | None = None
@@ -196,28 +203,34 @@ class NodeStream:
         try:
             await self._require_allowed()
         except MooringError as error:
-            self._lost = error
-            self._channel.revoke(StreamStatus.of_error(error.code, error.message))
+            self._revoke(error)
+        except Exception:
+            log.exception("stream %s ends, because its access cannot be checked", self.id)
+            self._revoke(MooringError("the server failed; see its log"))
+
+    def _revoke(self, error: MooringError) -> None:
+        self._lost = error
+        self._channel.revoke(StreamStatus.of_error(error.code, error.message))
 
     async def _require_allowed(self) -> None:
         checked_at = time.monotonic()
         signals = self._opener.database.signals
-        with signals.subscribed(Topic.instance(self._found.instance_id)) as waiter:
+        with signals.subscribed(Topic.instance(self._target.instance_id)) as waiter:
             while not signals.closing:
                 was_changed = await waiter.wait(RENEWED_S)
                 (await self._live.renewed()).require(
-                    self._found.project_id, "you may no longer use this instance"
+                    self._target.project_id, "you may no longer use this instance"
                 )
-                if was_changed or time.monotonic() - checked_at > _CHECK_EVERY_S:
+                is_due = was_changed or time.monotonic() - checked_at > _CHECK_EVERY_S
+                if is_due and self._ends_with_attempt:
                     checked_at = time.monotonic()
-                    await run_in_threadpool(self._opener.check_open, self._found)
+                    await run_in_threadpool(self._opener.check_open, self._target)
 
 
 class StreamOpener:
     """Opens streams in this process.
 
     Args:
-        limit: counts an open stream on a node and of a project. Raises TooManyStreamsOnNode.
         url: at which nodes reach this process; None: at that of their other calls.
     """
 
@@ -242,6 +255,7 @@ class StreamOpener:
 
         Args:
             target: from `find`.
+            limit: counts the stream for its node and project. Raises TooManyStreamsOnNode.
             on_request: called in the transaction of the request.
 
         Raises:
@@ -251,7 +265,7 @@ class StreamOpener:
         with ExitStack() as exits:
             exits.enter_context(limit(target.node_id, target.project_id))
             # The channel must exist before the node can read the request.
-            stream = NodeStream(self, live, target, exits.pop_all())
+            stream = NodeStream(self, live, target, requested, exits.pop_all())
         try:
             await run_in_threadpool(self._request, live.access, stream.id, target, requested, on_request)
         except BaseException:
@@ -260,11 +274,11 @@ class StreamOpener:
         self._report()
         return stream
 
-    def check_open(self, found: StreamTarget) -> None:
+    def check_open(self, target: StreamTarget) -> None:
         """Raises NotRunning, InstanceDeleted: as `streams.check_open`."""
         try:
             with self.database.read() as session:
-                streams.check_open(session, found.instance_id, found.attempt)
+                streams.check_open(session, target.instance_id, target.attempt)
         except _NO_ANSWER:
             return  # without an answer, nothing is known to have changed
 

@@ -10,6 +10,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
+from mooring.control.instances import streams as control_streams
 from mooring.core.stream_messages import KEEPALIVE, STDIN_CLOSED, Channel, message
 from mooring.schemas.agent_streams import ExecRequest
 from mooring.streams import node_streams
@@ -295,6 +296,20 @@ def test_a_deleted_instance_ends_its_stream_before_its_container_stops(streams: 
     user, node = streams.open()
     assert streams.sandbox.client.delete(f"/v1/instances/{streams.instance_id}").status_code == 202
     _ended_with(streams, user, node, "instance_deleted")
+
+
+def test_a_stream_whose_access_cannot_be_checked_ends(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a check had a bug."""
+
+    def fail(*_arguments: object) -> None:
+        raise ZeroDivisionError
+
+    user, node = streams.open()
+    monkeypatch.setattr(control_streams, "check_open", fail)
+    monkeypatch.setattr(node_streams, "_CHECK_EVERY_S", 0)
+    _ended_with(streams, user, node, "internal_error")
 
 
 def test_a_revoked_reader_that_reads_nothing_is_disconnected(streams: Streams, shared: Client) -> None:

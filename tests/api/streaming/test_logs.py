@@ -3,12 +3,32 @@
 import threading
 
 import httpx
+import pytest
 
 from tests.api.conftest import Sandbox
+from tests.api.streaming.conftest import Streams
 from tests.nodes import output, status
 from tests.testbed.waiting import wait_until
 
 HOSTILE = "\x1b]0;title\x07safe\x1b[2J\u202egnp.exe\r\n" + "x" * 100_000
+
+
+def test_a_followed_log_goes_on_after_a_delete_until_its_container_ends(streams: Streams) -> None:
+    path = f"/v1/instances/{streams.instance_id}"
+    answers: list[httpx.Response] = []
+    client = streams.sandbox.client
+    thread = threading.Thread(target=lambda: answers.append(client.get(f"{path}/logs?follow=true")))
+    thread.start()
+    with streams.sandbox.node.connect(streams.next_request().id) as node:
+        node.send(output("2026-11-22T08:00:00Z first"))
+        with streams.sandbox.service.client as other:
+            assert other.delete(path).status_code == 202
+        with pytest.raises(TimeoutError):
+            node.recv(timeout=1)  # the stream stays open
+        node.send(output("2026-11-22T08:00:01Z last"))
+        node.send(status())
+        thread.join(20)
+    assert answers[0].text == "first\nlast\n"
 
 
 def test_log_lines_of_a_node_are_sanitized_and_truncated(sandbox: Sandbox) -> None:
