@@ -126,6 +126,9 @@ class Engine:
     async def exec(self, container_id: str, request: ExecRequest) -> ContainerStream:
         return await self._runtime.exec(container_id, request)
 
+    async def end_left_commands(self, container_id: str) -> None:
+        await self._runtime.end_left_commands(container_id)
+
     async def dial(self, container_id: str, request: DialRequest) -> ContainerStream:
         return await self._runtime.dial(container_id, request)
 

@@ -92,6 +92,14 @@ def test_a_killed_agent_ends_the_stream_with_a_message(cluster: Cluster, instanc
         assert stream.recv(timeout=20) == b"\x01up\n"
         cluster.agent_of(instance).kill()
         assert status_of(stream)["reason"]["code"] == "node_timeout"
+    container = cluster.container(instance)
+    others = cluster.agent_of(instance).node.client.containers.get(container.id)
+    others.exec_run(["sleep", "4441"], detach=True)  # by an operator
+    wait_until(lambda: commands_in(container, "4441"), 20)
+    assert commands_in(container, "3331")
+    cluster.agent_of(instance).start()
+    wait_until(lambda: not commands_in(container, "3331"), 60)
+    assert commands_in(container, "4441")
 
 
 def test_a_frozen_agent_ends_the_stream_with_a_message(cluster: Cluster, instance: dict[str, Any]) -> None:

@@ -216,6 +216,9 @@ class Runtime(Protocol):
     async def dial(self, container_id: str, request: DialRequest) -> ContainerStream:
         """Connect to a port. Raises StreamRefused: nothing accepts the connection."""
 
+    async def end_left_commands(self, container_id: str) -> None:
+        """Kill commands in the container that an earlier agent process has started and not ended."""
+
     def watch(self, on_change: Callable[[], None], ended: Callable[[], bool]) -> None:
         """Begin to call `on_change`, from any thread, whenever something may have changed, until the end."""
 

@@ -18,6 +18,9 @@ from mooring.schemas.agent_streams import ExecRequest, StreamStatus, WindowSize
 # The engine records the pid after the output begins, and the exit code after it ends.
 _RECORDED_WITHIN_S: Final = 2.0
 _POLL_S: Final = 0.01
+# Each command has this variable with the id of the agent process that started it. So the next process finds
+# the commands of one that was killed, and only those: an operator may run commands in containers too.
+RUN_VARIABLE: Final = "MOORING_AGENT_RUN"
 
 
 class ExecStream:
@@ -95,8 +98,8 @@ class ExecStream:
         return await self._engine.request("GET", f"/exec/{self._exec_id}/json")
 
 
-async def open_exec(engine: EngineApi, container_id: str, request: ExecRequest) -> ExecStream:
-    """Start the command.
+async def open_exec(engine: EngineApi, container_id: str, request: ExecRequest, run_id: str) -> ExecStream:
+    """Start the command, with `run_id` as its RUN_VARIABLE.
 
     Raises:
         StreamRefused: the container does not run, or rejects the user or the folder of the request.
@@ -105,7 +108,9 @@ async def open_exec(engine: EngineApi, container_id: str, request: ExecRequest) 
     if request.working_dir and is_kernel_path(normal_path(request.working_dir)):
         raise StreamRefused("exec_rejected", "working_dir must not be in /proc, /sys or /dev; choose another")
     try:
-        created = await engine.request("POST", f"/containers/{container_id}/exec", body=_config(request))
+        created = await engine.request(
+            "POST", f"/containers/{container_id}/exec", body=_config(request, run_id)
+        )
         exec_id = str(created["Id"])
         body: Document = {"Tty": request.tty, "Detach": False, **_console(request)}
         connection = await engine.open("POST", f"/exec/{exec_id}/start", body=body, upgrade=True)
@@ -127,14 +132,14 @@ def _refused(refused: EngineRefused) -> Exception:
     return refused
 
 
-def _config(request: ExecRequest) -> Document:
+def _config(request: ExecRequest, run_id: str) -> Document:
     return {
         "AttachStdin": request.stdin,
         "AttachStdout": True,
         "AttachStderr": True,
         "Tty": request.tty,
         "Cmd": request.command,
-        "Env": [f"{name}={value}" for name, value in request.env.items()],
+        "Env": [f"{name}={value}" for name, value in {**request.env, RUN_VARIABLE: run_id}.items()],
         "User": request.user or "",
         "WorkingDir": request.working_dir or "",
         **_console(request),

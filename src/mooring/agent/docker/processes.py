@@ -55,6 +55,16 @@ def is_in(pid: int, container_id: str, proc: Path = PROC) -> bool:
         return False
 
 
+def environment_of(pid: int, proc: Path = PROC) -> dict[str, str]:
+    """The variables with which a process was started; none if it has ended."""
+    try:
+        content = (proc / str(pid) / "environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (each.partition(b"=") for each in content.split(b"\0") if each)
+    return {name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs}
+
+
 def _signal(pid: int, number: signal.Signals, container_id: str, proc: Path) -> bool:
     """Return whether the signal was sent, or the process has ended."""
     try:

@@ -18,10 +18,11 @@ from functools import partial
 
 from mooring.agent.decide.device_claims import HasDevices, devices_of
 from mooring.agent.disk.disk import Disk, DiskSettings
-from mooring.agent.docker import command_failure, dial, logs, stop, verify
+from mooring.agent.docker import command_failure, stop, verify
 from mooring.agent.docker.adopt import create_or_adopt
 from mooring.agent.docker.client import Document, Engine, remove_container
 from mooring.agent.docker.container_records import ContainerRecords
+from mooring.agent.docker.container_streams import DockerStreams
 from mooring.agent.docker.create import (
     RUNC,
     Abilities,
@@ -34,7 +35,6 @@ from mooring.agent.docker.create import (
 from mooring.agent.docker.derive import ParentOf
 from mooring.agent.docker.errors import EngineRefused, start_failure
 from mooring.agent.docker.events import follow
-from mooring.agent.docker.exec import open_exec
 from mooring.agent.docker.network import Attachments, Isolate
 from mooring.agent.docker.observe import Observer
 from mooring.agent.docker.overlay import start_with_network, swarm_of
@@ -48,7 +48,6 @@ from mooring.agent.images.pulled_images import PulledImages
 from mooring.agent.runtime import (
     Cancelled,
     Container,
-    ContainerStream,
     Progress,
     PullNeeded,
     RuntimeFacts,
@@ -63,7 +62,6 @@ from mooring.agent.simulated.gpus import GpuUser, gpu_user
 from mooring.core.instance.state import Reason
 from mooring.core.node import SwarmFacts
 from mooring.schemas.agent import Assignment, Orphan, OverlayNetwork
-from mooring.schemas.agent_streams import DialRequest, ExecRequest, LogsRequest
 
 _INFO_EVERY_S = 60.0  # `docker info` runs two programs; what is used of it changes only when Docker restarts
 _PORT_TRIES = 3
@@ -76,7 +74,7 @@ Begin = Callable[[], object]
 log = logging.getLogger(__name__)
 
 
-class DockerRuntime:
+class DockerRuntime(DockerStreams):
     """Containers of one control plane on one engine. Every method may be called from any thread.
 
     Args:
@@ -122,7 +120,7 @@ class DockerRuntime:
         self._preflight = preflight
         self._mps = mps or Mps()
         self._engine = Engine(environment, timeout_s)
-        self._streams = self._engine.streams()
+        super().__init__(self._engine.streams())
         self.disk = Disk(self._engine, disk or DiskSettings(), private_images, pulled_images, pull_timeouts)
         self._images = self.disk.images
         self._observer = Observer(
@@ -281,15 +279,6 @@ class DockerRuntime:
     def keep_overlays(self, wanted: Sequence[OverlayNetwork]) -> None:
         if self.control_plane_id is not None:
             self._attachments.overlays.keep(wanted, self.control_plane_id)
-
-    async def logs(self, container_id: str, request: LogsRequest) -> ContainerStream:
-        return await logs.open_logs(self._streams, container_id, request)
-
-    async def exec(self, container_id: str, request: ExecRequest) -> ContainerStream:
-        return await open_exec(self._streams, container_id, request)
-
-    async def dial(self, container_id: str, request: DialRequest) -> ContainerStream:
-        return await dial.open_port(self._streams, container_id, request)
 
     def watch(self, on_change: Callable[[], None], ended: Callable[[], bool]) -> None:
         follow(self.changes, on_change, ended)

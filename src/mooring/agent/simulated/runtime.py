@@ -183,6 +183,9 @@ class SimulatedRuntime:
     async def dial(self, container_id: str, request: DialRequest) -> ContainerStream:
         return SimulatedPort(lambda: self._container(container_id), request)
 
+    async def end_left_commands(self, container_id: str) -> None:
+        """There are none: simulated commands end with their agent process."""
+
     def watch(self, on_change: Callable[[], None], ended: Callable[[], bool]) -> None:
         """Also calls `on_change` when a program ends by itself."""
         self._watchers.append(on_change)

@@ -61,6 +61,19 @@ class Streams:
                 with self._lock:  # `_ended` then removes the entry after it was added
                     self._cancels[request.id] = self._loop.begin(partial(self._run, request, project))
 
+    def end_left_commands(self, containers: Iterable[Container]) -> None:
+        """Kill, in the background, what an earlier agent process has left: its users are gone."""
+        running = [each.container_id for each in containers if is_live(each)]
+        if running:
+            self._loop.begin(partial(self._end_left_commands, running))
+
+    async def _end_left_commands(self, container_ids: list[str]) -> None:
+        for container_id in container_ids:
+            try:
+                await self._runtime.end_left_commands(container_id)
+            except RuntimeUnavailable as error:
+                log.warning("commands of an earlier agent process may be left: %s", error)
+
     def close(self) -> None:
         """End all streams, because the agent ends. Waits until the commands that they started are killed."""
         with self._lock:

@@ -306,6 +306,8 @@ class Agent:
                 log.error("the server is another control plane, %s: ignored", answer.control_plane_id)
                 return False
             self._session = answer.session
+            containers = list((self._state.containers or {}).values())
+        self._streams.end_left_commands(containers)
         log.info("session %s with the control plane", answer.session)
         self._stream_requests.start()
         return True
