@@ -6,10 +6,8 @@ import os
 import re
 from contextlib import AbstractAsyncContextManager
 
-import pytest
-
 from mooring.agent.docker.runtime import DockerRuntime
-from mooring.agent.runtime import Container, ContainerStream, RuntimeUnavailable, StreamRefused
+from mooring.agent.runtime import Container, ContainerStream, StreamRefused
 from mooring.core.stream_messages import MAX_DATA_BYTES, Channel
 from mooring.schemas.agent_streams import ExecRequest, WindowSize
 from tests.agent.container_streams import opened, read_all, refusal, run, within
@@ -197,20 +195,19 @@ def test_a_command_ends_with_its_container(runtime: DockerRuntime) -> None:
     within(execute())
 
 
-def test_a_command_whose_container_is_removed_can_be_closed(runtime: DockerRuntime) -> None:
+def test_a_command_ends_when_its_container_is_removed(runtime: DockerRuntime) -> None:
     container = start(runtime, assignment())
 
     async def execute() -> None:
         request = ExecRequest(command=["sh", "-c", "echo up; sleep 6666"])
-        stream = await runtime.exec(container.container_id, request)
-        assert await stream.read() == (Channel.STDOUT, b"up\n")
-        await asyncio.to_thread(runtime.kill, container)
-        await asyncio.to_thread(runtime.remove, container)
-        assert await stream.read() is None
-        with pytest.raises(RuntimeUnavailable):
-            await stream.status()
-        with pytest.raises(RuntimeUnavailable):
-            await stream.close()
+        async with opened(runtime.exec(container.container_id, request)) as stream:
+            assert await stream.read() == (Channel.STDOUT, b"up\n")
+            await asyncio.to_thread(runtime.kill, container)
+            await asyncio.to_thread(runtime.remove, container)
+            assert await stream.read() is None
+            reason = (await stream.status()).reason
+            assert reason is not None
+            assert reason.code == "not_running"
 
     within(execute())
     assert not commands_in(container, "6666")

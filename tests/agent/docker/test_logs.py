@@ -70,6 +70,7 @@ def test_invalid_utf8_is_replaced_and_a_truncated_character_dropped() -> None:
         ("1970-01-01T00:00:10.123456789Z", "10.123456789"),
         ("1970-01-01T02:00:10.000000001+02:00", "10.000000001"),
         ("1970-01-01t00:00:10z", "10.000000000"),
+        ("9999-12-31T23:59:59-01:00", "253402304399.000000000"),
     ],
 )
 def test_since_keeps_its_nanoseconds(since: str, converted: str) -> None:

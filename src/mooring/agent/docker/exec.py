@@ -64,6 +64,9 @@ class ExecStream:
         until = time.monotonic() + _RECORDED_WITHIN_S
         while time.monotonic() < until:
             state = await self._state()
+            if state is None:
+                self._has_ended = True
+                return StreamStatus.of_error("not_running", "the container of the instance was removed")
             if state["ExitCode"] is not None and not state["Running"]:
                 self._has_ended = True
                 return StreamStatus(exit_code=int(state["ExitCode"]), truncated=self._output.truncated)
@@ -86,7 +89,7 @@ class ExecStream:
             RuntimeUnavailable: the engine does not report it.
         """
         until = time.monotonic() + _RECORDED_WITHIN_S
-        while (state := await self._state())["Running"]:
+        while (state := await self._state()) is not None and state["Running"]:
             if state["Pid"]:
                 return int(state["Pid"])
             if time.monotonic() > until:
@@ -94,8 +97,14 @@ class ExecStream:
             await asyncio.sleep(_POLL_S)
         return None
 
-    async def _state(self) -> Document:
-        return await self._engine.request("GET", f"/exec/{self._exec_id}/json")
+    async def _state(self) -> Document | None:
+        """What the engine knows of the command; None: it was removed with its container."""
+        try:
+            return await self._engine.request("GET", f"/exec/{self._exec_id}/json")
+        except EngineRefused as refused:
+            if refused.status != 404:
+                raise
+            return None
 
 
 async def open_exec(engine: EngineApi, container_id: str, request: ExecRequest, run_id: str) -> ExecStream:

@@ -3,7 +3,7 @@
 import codecs
 import re
 from collections import deque
-from datetime import UTC, datetime
+from datetime import datetime
 
 from mooring.agent.decide.reconcile import ENDED
 from mooring.agent.docker.engine_streams import EngineApi, EngineConnection
@@ -91,7 +91,7 @@ def engine_time(rfc3339: str) -> str:
     if match is None:
         raise ValueError(rfc3339)
     whole, fraction, zone = match.groups()
-    at = datetime.fromisoformat(whole + (zone or "Z")).astimezone(UTC)
+    at = datetime.fromisoformat(whole + (zone or "Z"))
     return f"{int(at.timestamp())}.{(fraction or '').ljust(9, '0')}"
 
 
