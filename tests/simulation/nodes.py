@@ -22,6 +22,7 @@ from mooring.agent.runtime import Container as AgentContainer
 from mooring.agent.simulated.gpus import SimulatedGpuReader
 from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.agent.simulated.timers import Timers
+from mooring.agent.streams.loop import StreamLoop, Work
 from mooring.agent.sync.agent import Agent
 from mooring.agent.sync.client import ControlPlaneClient, RequestRejected, Unreachable
 from mooring.agent.sync.identity import NodeIdentity, StateDirectory
@@ -37,6 +38,13 @@ if TYPE_CHECKING:
 GPUS = 4
 # How long an agent's call waits for an engine that does not answer (agent/docker/client.py).
 _ENGINE_DEADLINE_S = 10.0
+
+
+class NoStreams(StreamLoop):
+    """The simulation has no streams: their event loop would wait in real time, and so stop its clock."""
+
+    def begin(self, work: Work) -> Callable[[], None]:
+        return lambda: None
 
 
 class Engine:
@@ -272,6 +280,7 @@ class Node:
             control_plane=client,
             machine=AgentMachine(self.name, "10.0.0.1"),
             container_of=gpus.container_of,
+            stream_loop=NoStreams(),
         )
         exit_code = agent.run()
         self.world.on_agent_exit(self, exit_code)
