@@ -8,6 +8,9 @@ import pytest
 
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.gpus.reader import NvmlGpuReader
+from mooring.agent.simulated.gpus import SimulatedGpuReader
+from tests.agent.agents import agent_with
+from tests.agent.control_planes import TinyControlPlane
 from tests.agent.docker_assignments import runtime_on
 from tests.agent.nvml_children import SELDOM, Standin
 from tests.testbed.dockerd import DockerNode
@@ -26,6 +29,16 @@ def node(docker_node: DockerNode) -> Iterator[DockerNode]:
 def runtime(node: DockerNode) -> Iterator[DockerRuntime]:
     """An agent's runtime on `node`."""
     with closing(runtime_on(node)) as made:
+        yield made
+
+
+@pytest.fixture
+def docker_server(runtime: DockerRuntime, tmp_path: Path) -> Iterator[TinyControlPlane]:
+    """The control plane of an agent on `node`."""
+    with (
+        closing(SimulatedGpuReader("gpu-1", 0, users=runtime.gpu_users)) as gpus,
+        agent_with(runtime, gpus, gpus.container_of, tmp_path) as made,
+    ):
         yield made
 
 

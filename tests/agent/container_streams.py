@@ -67,6 +67,15 @@ async def read_all(stream: ContainerStream) -> Ran:
     return ran
 
 
+async def with_late_input(stream: ContainerStream) -> Ran:
+    """Send input, end it, and send more. Read to the end."""
+    await stream.write(b"one")
+    await stream.end_input()
+    await stream.write(b"late")
+    await stream.end_input()
+    return await read_all(stream)
+
+
 async def _to_end(opening: Awaitable[ContainerStream]) -> Ran:
     async with opened(opening) as stream:
         return await read_all(stream)

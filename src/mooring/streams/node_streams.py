@@ -251,7 +251,7 @@ class StreamOpener:
         limit: Limit,
         on_request: OnRequest = lambda _session: None,
     ) -> NodeStream:
-        """Request a stream. Await its `started` next.
+        """Request a stream, and wait until the node has opened it.
 
         Args:
             target: from `find`.
@@ -261,6 +261,7 @@ class StreamOpener:
         Raises:
             NotFound, Forbidden, NotRunning, NodeUnreachable: as `streams.check`.
             TooManyStreamsOnNode: as `limit`.
+            NodeTimeout, MooringError: as `NodeStream.started`.
         """
         with ExitStack() as exits:
             exits.enter_context(limit(target.node_id, target.project_id))
@@ -268,10 +269,11 @@ class StreamOpener:
             stream = NodeStream(self, live, target, requested, exits.pop_all())
         try:
             await run_in_threadpool(self._request, live.access, stream.id, target, requested, on_request)
+            self._report()
+            await stream.started()
         except BaseException:
             await stream.close()
             raise
-        self._report()
         return stream
 
     def check_open(self, target: StreamTarget) -> None:

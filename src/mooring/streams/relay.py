@@ -1,7 +1,7 @@
 """Copies a stream between an instance and the WebSocket of a user."""
 
 import asyncio
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from pydantic import ValidationError
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -22,23 +22,22 @@ _MAX_REASON_BYTES: Final = 120  # of a close frame
 Input = tuple[Channel, bytes]
 
 
-class Relay:
+class Relay(Protocol):
     """One subprotocol: how messages of a user become data for the instance, and the reverse."""
 
     subprotocol: str
 
     def input_of(self, received: bytes) -> Input | None:
         """Raises BadMessage: the message does not follow the subprotocol."""
-        raise NotImplementedError
 
     def output_of(self, channel: Channel, data: bytes) -> bytes | None:
-        raise NotImplementedError
+        """The message for the user; None: the data is not for users."""
 
     def status_of(self, status: StreamStatus) -> bytes | None:
-        raise NotImplementedError
+        """The last message; None: the subprotocol has none."""
 
 
-class ChannelRelay(Relay):
+class ChannelRelay:
     """The channels of `v5.channel.k8s.io`.
 
     Args:
@@ -71,7 +70,7 @@ class ChannelRelay(Relay):
         return message(Channel.STATUS, status.model_dump_json(exclude={"truncated"}).encode())
 
 
-class TcpRelay(Relay):
+class TcpRelay:
     """Plain data in both directions. An empty message closes the direction of its sender."""
 
     def __init__(self, subprotocol: str) -> None:

@@ -11,7 +11,7 @@ from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.runtime import Container, ContainerStream, StreamRefused
 from mooring.core.stream_messages import MAX_DATA_BYTES, Channel
 from mooring.schemas.agent_streams import DialRequest
-from tests.agent.container_streams import opened, read_all, run, within
+from tests.agent.container_streams import opened, read_all, run, with_late_input, within
 from tests.agent.docker_assignments import PortsTaken, assignment, start
 from tests.testbed import images
 from tests.testbed.dockerd import DockerNode
@@ -212,11 +212,7 @@ def test_data_after_the_end_of_the_input_is_dropped(runtime: DockerRuntime) -> N
 
     async def talk() -> bytes:
         async with connection(runtime, container, 8888) as stream:
-            await stream.write(b"one")
-            await stream.end_input()
-            await stream.write(b"late")
-            await stream.end_input()
-            return (await read_all(stream)).stdout
+            return (await with_late_input(stream)).stdout
 
     assert within(talk()) == b"one"
 

@@ -10,7 +10,7 @@ from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.runtime import Container, ContainerStream, StreamRefused
 from mooring.core.stream_messages import MAX_DATA_BYTES, Channel
 from mooring.schemas.agent_streams import ExecRequest, WindowSize
-from tests.agent.container_streams import opened, read_all, refusal, run, within
+from tests.agent.container_streams import opened, read_all, refusal, run, with_late_input, within
 from tests.agent.docker_assignments import assignment, processes_in, start
 from tests.testbed.waiting import wait_until
 
@@ -157,11 +157,7 @@ def test_data_after_the_end_of_the_input_is_dropped(runtime: DockerRuntime) -> N
 
     async def execute() -> bytes:
         async with execution(runtime, container, "cat") as stream:
-            await stream.write(b"one")
-            await stream.end_input()
-            await stream.write(b"late")
-            await stream.end_input()
-            return (await read_all(stream)).stdout
+            return (await with_late_input(stream)).stdout
 
     assert within(execute()) == b"one"
 

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -69,17 +69,8 @@ NewNode = Callable[..., Node]
 
 
 @pytest.fixture
-def server(runtime: DockerRuntime, tmp_path: Path) -> Iterator[TinyControlPlane]:
-    with (
-        closing(SimulatedGpuReader("gpu-1", 0, users=runtime.gpu_users)) as gpus,
-        agent_with(runtime, gpus, gpus.container_of, tmp_path) as made,
-    ):
-        yield made
-
-
-@pytest.fixture
-def new_node(server: TinyControlPlane, runtime: DockerRuntime) -> NewNode:
-    return lambda **spec: Node(server, runtime, **spec)
+def new_node(docker_server: TinyControlPlane, runtime: DockerRuntime) -> NewNode:
+    return lambda **spec: Node(docker_server, runtime, **spec)
 
 
 def await_output(stream: ReceivedStream, wanted: bytes) -> None:

@@ -3,22 +3,17 @@
 import re
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.images.pull_pace import PullTimeouts
 from mooring.agent.runtime import StartRefused
-from mooring.agent.simulated.gpus import SimulatedGpuReader
 from mooring.agent.sync.worker_pools import PULLS_OF_PROJECT
 from mooring.schemas.agent import Assignment, Removal
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamRequest, StreamStatus
 from tests.agent import builders, docker_assignments
-from tests.agent.agents import agent_with
 from tests.agent.control_planes import TinyControlPlane
 from tests.testbed import images
 from tests.testbed.dockerd import DockerNode
@@ -34,13 +29,8 @@ SOON_S = 14.0
 
 
 @pytest.fixture
-def server(runtime: DockerRuntime, tmp_path: Path) -> Iterator[TinyControlPlane]:
-    """The control plane of an agent on the session's node."""
-    with (
-        closing(SimulatedGpuReader("gpu-1", 0, users=runtime.gpu_users)) as gpus,
-        agent_with(runtime, gpus, gpus.container_of, tmp_path) as made,
-    ):
-        yield made
+def server(docker_server: TinyControlPlane) -> TinyControlPlane:
+    return docker_server
 
 
 def assignment_of(project_id: str, **more: Any) -> Assignment:

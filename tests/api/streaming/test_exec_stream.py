@@ -3,17 +3,21 @@
 import json
 import socket
 import threading
+from contextlib import suppress
 from select import select
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+import uvicorn
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
 from mooring.control.instances import streams as control_streams
 from mooring.core.stream_messages import KEEPALIVE, STDIN_CLOSED, Channel, message
 from mooring.schemas.agent_streams import ExecRequest
-from mooring.streams import node_streams
+from mooring.streams import node_streams, websockets
+from mooring.streams.websockets import StreamProtocol
 from tests.api.streaming.conftest import Streams
 from tests.nodes import output, status
 from tests.problems import problem
@@ -177,24 +181,73 @@ def test_a_user_who_disconnects_while_the_node_reads_nothing_ends_the_nodes_conn
 ) -> None:
     monkeypatch.setattr(node_streams, "SILENCE_S", 300)
     user, node = streams.open()
-    stop = threading.Event()
-
-    def flood() -> None:
-        try:
-            while not stop.is_set():
-                user.send(message(Channel.STDIN, bytes(64 * 1024)))
-        except (ConnectionClosed, OSError):
-            return
-
-    thread = threading.Thread(target=flood)
+    thread = threading.Thread(target=lambda: _flood(user))
     thread.start()
     # Everything between the two is full: the user cannot send any more.
     wait_until(lambda: not _sends(streams, user), 20)
     user.socket.shutdown(socket.SHUT_RDWR)
-    stop.set()
     thread.join(20)
-    wait_until(lambda: len(streams.sandbox.service.service._server._context.streams.channels) == 0, 30)
+    server = streams.sandbox.service.service._server
+    wait_until(lambda: len(server._context.streams.channels) == 0, 30)
+    # The node reads nothing, so it cannot read that the connection ends either.
+    wait_until(lambda: not _websockets(server), 30)
     node.socket.close()
+
+
+def _websockets(server: uvicorn.Server) -> list[StreamProtocol]:
+    """The open WebSockets of a server."""
+    return [each for each in server.server_state.connections if isinstance(each, StreamProtocol)]
+
+
+def _silent_user(streams: Streams) -> socket.socket:
+    """A client that answers no ping."""
+    query = [("command", "cat"), ("stdin", "true")]
+    url = urlsplit(streams.url("exec/stream", query))
+    made = socket.create_connection((url.hostname, url.port), 20)
+    head = [
+        f"GET {url.path}?{url.query} HTTP/1.1", "Host: x", "Connection: Upgrade", "Upgrade: websocket",
+        f"Authorization: {streams.sandbox.client.headers['Authorization']}",
+        "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", "", "",
+    ]  # fmt: skip
+    made.sendall("\r\n".join(head).encode())
+    return made
+
+
+def test_a_user_who_answers_no_ping_is_disconnected(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websockets, "PING_EVERY_S", 0.1)
+    monkeypatch.setattr(websockets, "SILENCE_S", 0.5)
+    channels = streams.sandbox.service.service._server._context.streams.channels
+    with _silent_user(streams) as user, streams.sandbox.node.connect(streams.next_request().id) as node:
+        node.send(KEEPALIVE)
+        assert user.recv(1000).startswith(b"HTTP/1.1 101 ")
+        wait_until(lambda: len(channels) == 0, 20)
+
+
+def test_a_user_is_not_disconnected_because_the_program_reads_nothing(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server then reads no answers to its pings."""
+    user, node = streams.open()
+    thread = threading.Thread(target=lambda: _flood(user))
+    thread.start()
+    wait_until(lambda: not _sends(streams, user), 20)
+    monkeypatch.setattr(websockets, "SILENCE_S", 0.1)
+    server = streams.sandbox.service.service._server
+    [of_user] = [each for each in _websockets(server) if each.read_paused]
+    of_user.loop.call_soon_threadsafe(of_user._ping)
+    with pytest.raises(AssertionError):
+        wait_until(lambda: len(server._context.streams.channels) == 0, 1)
+    user.socket.shutdown(socket.SHUT_RDWR)
+    thread.join(20)
+    node.socket.close()
+
+
+def _flood(user: ClientConnection) -> None:
+    with suppress(ConnectionClosed, OSError):
+        while True:
+            user.send(message(Channel.STDIN, bytes(64 * 1024)))
 
 
 def _sends(streams: Streams, user: ClientConnection) -> bool:

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 from websockets.exceptions import ConnectionClosed
 
 from mooring.core.stream_messages import Channel, message
@@ -45,6 +45,8 @@ def test_a_command_is_recorded_with_its_outcome_and_without_its_content(streams:
     node.send(output(SECRET))
     node.send(output("ab", Channel.STDERR))
     assert rows_of(streams) == []  # the row is written at the end
+    with streams.sandbox.service.plane.database.read() as session:
+        assert SECRET not in json.dumps(session.scalars(select(Stream.request)).all())
     node.send(status(4))
     row = row_of(streams)
     assert row["actor"]["kind"] == "key"

@@ -1,7 +1,6 @@
 """The streams of a Docker container, and the end of commands that an earlier agent process has left."""
 
 import logging
-from pathlib import Path
 from secrets import token_hex
 
 from mooring.agent.docker import dial, exec, logs, processes  # noqa: A004 - the module of commands
@@ -14,14 +13,10 @@ log = logging.getLogger(__name__)
 
 
 class DockerStreams:
-    """The part of a `Runtime` that opens streams.
+    """The part of a `Runtime` that opens streams."""
 
-    Args:
-        proc: where the processes of the engine's containers are.
-    """
-
-    def __init__(self, engine: EngineApi, proc: Path = processes.PROC) -> None:
-        self._streams, self._proc = engine, proc
+    def __init__(self, engine: EngineApi) -> None:
+        self._streams = engine
         self._run_id = token_hex(8)
 
     async def logs(self, container_id: str, request: LogsRequest) -> ContainerStream:
@@ -44,9 +39,9 @@ class DockerStreams:
 
     def _end_if_left(self, command: Document, container_id: str) -> None:
         pid = int(command["Pid"] or 0)
-        if not command["Running"] or not pid or not processes.is_in(pid, container_id, self._proc):
+        if not command["Running"] or not pid or not processes.is_in(pid, container_id):
             return
-        run = processes.environment_of(pid, self._proc).get(exec.RUN_VARIABLE)
+        run = processes.environment_of(pid).get(exec.RUN_VARIABLE)
         if run not in {None, self._run_id}:
             log.warning("killing process %s, which an earlier agent process left in a container", pid)
-            processes.kill_tree(pid, container_id, self._proc)
+            processes.kill_tree(pid, container_id)

@@ -13,7 +13,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from mooring.agent.docker import processes
@@ -75,9 +74,7 @@ class PortStream:
         self._writer.transport.abort()
 
 
-async def open_port(
-    engine: EngineApi, container_id: str, request: DialRequest, proc: Path = processes.PROC
-) -> PortStream:
+async def open_port(engine: EngineApi, container_id: str, request: DialRequest) -> PortStream:
     """Connect to the port: on 127.0.0.1 first, then on ::1 and the container's own addresses.
 
     Raises:
@@ -98,7 +95,7 @@ async def open_port(
     for address in _addresses(container):
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(CONNECT_WITHIN_S):
-                return await _connected(address, request.port, pid, container_id, proc)
+                return await _connected(address, request.port, pid, container_id)
     raise StreamRefused(
         "port_not_listening", f"no program in the instance accepts connections on TCP port {request.port}"
     )
@@ -119,9 +116,9 @@ def _addresses(container: Document) -> Iterator[str]:
         yield from (address for key in ("IPAddress", "GlobalIPv6Address") if (address := network.get(key)))
 
 
-async def _connected(address: str, port: int, pid: int, container_id: str, proc: Path) -> PortStream:
+async def _connected(address: str, port: int, pid: int, container_id: str) -> PortStream:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    made = await asyncio.to_thread(_socket_in, family, pid, container_id, proc)
+    made = await asyncio.to_thread(_socket_in, family, pid, container_id)
     try:
         made.settimeout(0)
         await asyncio.get_running_loop().sock_connect(made, (address, port))
@@ -131,7 +128,7 @@ async def _connected(address: str, port: int, pid: int, container_id: str, proc:
         raise
 
 
-def _socket_in(family: int, pid: int, container_id: str, proc: Path) -> socket.socket:
+def _socket_in(family: int, pid: int, container_id: str) -> socket.socket:
     """Create a TCP socket in the network namespace of a process of the container.
 
     Raises:
@@ -142,7 +139,7 @@ def _socket_in(family: int, pid: int, container_id: str, proc: Path) -> socket.s
 
     def create() -> None:
         try:
-            _enter_namespace(pid, container_id, proc)
+            _enter_namespace(pid, container_id)
             made.append(socket.socket(family, socket.SOCK_STREAM))
         except Exception as error:
             made.append(error)
@@ -157,16 +154,16 @@ def _socket_in(family: int, pid: int, container_id: str, proc: Path) -> socket.s
     return result
 
 
-def _enter_namespace(pid: int, container_id: str, proc: Path) -> None:
+def _enter_namespace(pid: int, container_id: str) -> None:
     try:
-        descriptor = os.open(proc / str(pid) / "ns" / "net", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(processes.PROC / str(pid) / "ns" / "net", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         raise _not_running() from None
     except PermissionError:
         raise _not_supported("the node's agent may not enter the networks of containers") from None
     try:
         # Checked after the namespace is open: the pid may have been reused before.
-        if not processes.is_in(pid, container_id, proc):
+        if not processes.is_in(pid, container_id):
             raise _not_supported("the node's agent does not see the processes of containers")
         _setns(descriptor)
     finally:

@@ -146,7 +146,6 @@ class EngineConnection:
         answer = await self._event()
         if not isinstance(answer, h11.Response | h11.InformationalResponse):
             raise h11.RemoteProtocolError("the engine closed the connection without an answer")
-        self.status = answer.status_code
         if answer.status_code >= 400:
             raise refusal(answer.status_code, _message_of(await self._whole()))
         if upgrade and answer.status_code != _SWITCHING_PROTOCOLS:

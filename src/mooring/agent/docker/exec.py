@@ -3,7 +3,6 @@
 import asyncio
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from mooring.agent.docker import processes
@@ -33,10 +32,9 @@ class ExecStream:
         container_id: str,
         connection: EngineConnection,
         output: ContainerOutput,
-        proc: Path = processes.PROC,
     ) -> None:
         self._engine, self._exec_id, self._container_id = engine, exec_id, container_id
-        self._connection, self._output, self._proc = connection, output, proc
+        self._connection, self._output = connection, output
         self._has_ended = False
 
     async def read(self) -> tuple[Channel, bytes] | None:
@@ -58,7 +56,7 @@ class ExecStream:
     async def signal(self, name: str) -> None:
         number = processes.SIGNALS.get(name)
         if number is not None and (pid := await self._pid()) is not None:
-            processes.signal_group(pid, number, self._container_id, self._proc)
+            processes.signal_group(pid, number, self._container_id)
 
     async def status(self) -> StreamStatus:
         until = time.monotonic() + _RECORDED_WITHIN_S
@@ -78,7 +76,7 @@ class ExecStream:
         """The engine has no call to end a command, but reports the pid on the host."""
         try:
             if not self._has_ended and (pid := await self._pid()) is not None:
-                await asyncio.to_thread(processes.kill_tree, pid, self._container_id, self._proc)
+                await asyncio.to_thread(processes.kill_tree, pid, self._container_id)
         finally:
             self._connection.abort()
 

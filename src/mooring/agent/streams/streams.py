@@ -24,7 +24,7 @@ from mooring.core.stream_messages import Channel, message
 from mooring.schemas.agent_streams import StreamRequest, StreamStatus
 
 MAX_IDS: Final = 4096
-# Of one project on one node. A stream uses no thread, and at most about 1 MiB of memory.
+# Of one project on one node. A stream uses no thread.
 STREAMS_OF_PROJECT: Final = 512
 CLOSED_WITHIN_S: Final = 3.0
 

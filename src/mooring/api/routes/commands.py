@@ -77,7 +77,6 @@ async def _exec(context: Context, live: LiveAccess, instance_id: str, body: Exec
     target = await context.streams.find(live.access, instance_id, request)
     stream = await context.streams.open(live, target, request, context.limit_of(live.access))
     try:
-        await stream.started()
         return await _collected(stream)
     finally:
         await stream.close()

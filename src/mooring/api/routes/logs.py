@@ -64,11 +64,6 @@ async def get_instance_logs(
     audit = partial(_audit, context, live.access, instance_id)
     target = await context.streams.find(live.access, instance_id, request)
     stream = await context.streams.open(live, target, request, context.limit_of(live.access), audit)
-    try:
-        await stream.started()
-    except BaseException:
-        await stream.close()
-        raise
     if sse.wanted(accept):
         body = _as_events(stream, resumed)
         return _StreamAnswer(stream, body, media_type=sse.MEDIA_TYPE, headers=sse.HEADERS)

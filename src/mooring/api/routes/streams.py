@@ -65,7 +65,7 @@ async def stream_exec_in_instance(
     target = await context.streams.find(live.access, instance_id, requested)
     handshakes.require(request, SUBPROTOCOL)
     stream = await context.streams.open(live, target, requested, context.limit_of(live.access))
-    return await _relayed(stream, ChannelRelay(SUBPROTOCOL, stdin=stdin))
+    return StreamAnswer(partial(_relay, stream, ChannelRelay(SUBPROTOCOL, stdin=stdin)))
 
 
 @router.get(
@@ -89,17 +89,7 @@ async def stream_instance_port(
     target = await context.streams.find(live.access, instance_id, requested)
     handshakes.require(request, TCP_SUBPROTOCOL)
     stream = await context.streams.open(live, target, requested, context.limit_of(live.access))
-    return await _relayed(stream, TcpRelay(TCP_SUBPROTOCOL))
-
-
-async def _relayed(stream: NodeStream, kind: Relay) -> Response:
-    """Answer errors as HTTP errors; accept the WebSocket only once the stream is open."""
-    try:
-        await stream.started()
-    except BaseException:
-        await stream.close()
-        raise
-    return StreamAnswer(partial(_relay, stream, kind))
+    return StreamAnswer(partial(_relay, stream, TcpRelay(TCP_SUBPROTOCOL)))
 
 
 async def _relay(stream: NodeStream, kind: Relay, websocket: WebSocket) -> None:

@@ -146,8 +146,8 @@ def waiting_for_agent(
 
 
 def connected(session: Session, stream_id: str) -> None:
-    """Record that the node has connected: its agent need not be asked again."""
-    session.execute(update(Stream).where(Stream.id == stream_id).values(is_connected=True))
+    """Record that the node has connected, and forget the request, whose variables may be secrets."""
+    session.execute(update(Stream).where(Stream.id == stream_id).values(is_connected=True, request={}))
 
 
 def seen(session: Session, stream_ids: Iterable[str]) -> None:

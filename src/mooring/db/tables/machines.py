@@ -156,6 +156,7 @@ class Stream(Base):
 
     id: Mapped[str] = mapped_column(primary_key=True)
     node_id: Mapped[str] = mapped_column(ForeignKey("nodes.id"), index=True)
+    # Empty once the node has connected.
     request: Mapped[JsonObject]
     is_connected: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[datetime]
