@@ -218,6 +218,7 @@ def test_a_user_who_answers_no_ping_is_disconnected(
 ) -> None:
     monkeypatch.setattr(websockets, "PING_EVERY_S", 0.1)
     monkeypatch.setattr(websockets, "SILENCE_S", 0.5)
+    monkeypatch.setattr(node_streams, "SILENCE_S", 300)  # of the node, which also sends nothing
     channels = streams.sandbox.service.service._server._context.streams.channels
     with _silent_user(streams) as user, streams.sandbox.node.connect(streams.next_request().id) as node:
         node.send(KEEPALIVE)
