@@ -46,7 +46,7 @@ class Bystanders:
         return self._ids[agent.node.name]
 
     def container(self, agent: AgentProcess) -> Found:
-        found = [each for each in containers_on(agent.node) if each.instance == self.id(agent)]
+        found = containers_on(agent.node, self.id(agent))
         assert len(found) == 1, found
         return found[0]
 

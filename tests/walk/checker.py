@@ -49,10 +49,15 @@ class Found:
         )
 
 
-def containers_on(node: DockerNode) -> list[Found]:
-    """All containers on the node, including foreign ones."""
+def containers_on(node: DockerNode, instance: str = "") -> list[Found]:
+    """The containers of the instance, or all containers on the node, including foreign ones.
+
+    Docker answers no inspection of a container that it is starting, for seconds on a busy machine. So do not
+    ask for all containers where those of one instance are enough.
+    """
     found = []
-    for entry in node.client.api.containers(all=True):
+    filters = {"label": f"mooring.instance={instance}"} if instance else None
+    for entry in node.client.api.containers(all=True, filters=filters):
         try:
             inspected: dict[str, Any] = node.client.api.inspect_container(entry["Id"])
         except docker.errors.NotFound:
