@@ -15,12 +15,12 @@ from anyio.to_thread import current_default_thread_limiter
 from pydantic import SecretStr
 
 from mooring.api.app import create_app
-from mooring.api.auth import oidc
-from mooring.api.auth.credentials import Credentials
-from mooring.api.auth.rate_limits import FailedAttempts, RequestRates
 from mooring.api.context import Context
 from mooring.api.frequent_calls import FrequentCalls
 from mooring.api.http.server import ConnectionLimits, HttpProtocol, set_kernel_timeouts
+from mooring.auth import oidc
+from mooring.auth.credentials import Credentials
+from mooring.auth.rate_limits import FailedAttempts, RequestRates
 from mooring.control import bootstrap
 from mooring.control.audit import audit_log, signing_keys
 from mooring.control.audit.signing_keys import AuditKeys

@@ -11,10 +11,10 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from mooring import server
-from mooring.api.auth.credentials import Credentials, NodeCaller
-from mooring.api.auth.rate_limits import FailedAttempts, RequestRates
 from mooring.api.context import Context
 from mooring.api.routes import agent as agent_routes
+from mooring.auth.credentials import Credentials, NodeCaller
+from mooring.auth.rate_limits import FailedAttempts, RequestRates
 from mooring.control import bootstrap
 from mooring.control.audit import audit_log
 from mooring.control.audit.signing_keys import AuditKeys

@@ -11,7 +11,7 @@ from typing import Any
 import jwt
 import pytest
 
-from mooring.api.auth.jwks import IssuerKeys, keys_in
+from mooring.auth.jwks import IssuerKeys, keys_in
 from mooring.core.errors import SsoUnavailable, Unauthorized
 from tests.problems import problem
 from tests.service import RunningService, running, settings_for

@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import DatabaseError
 
-from mooring.api.auth import credentials as auth
-from mooring.api.auth.rate_limits import FailedAttempts
 from mooring.api.routes import audit as audit_api
+from mooring.auth import credentials as auth
+from mooring.auth.rate_limits import FailedAttempts
 from mooring.core.access import Access, Permission, Role
 from mooring.core.errors import Unauthorized
 from mooring.db.tables import AuditEntry

@@ -8,8 +8,6 @@ from fastapi import Depends
 from starlette.requests import HTTPConnection
 
 from mooring.api.auth.audited_reads import AuditedReads
-from mooring.api.auth.credentials import Credentials
-from mooring.api.auth.rate_limits import DelayedAnswers, NodeStreams, OpenStreams, RequestRates
 from mooring.api.http.batches import Batches
 from mooring.api.http.heartbeats import HeartbeatBatches
 from mooring.api.http.shared_reads import SharedReads
@@ -21,6 +19,8 @@ from mooring.api.http.turns import (
 )
 from mooring.api.streaming.event_pages import EventPages
 from mooring.api.views.rendered import RenderedInstances
+from mooring.auth.credentials import Credentials
+from mooring.auth.rate_limits import DelayedAnswers, NodeStreams, OpenStreams, RequestRates
 from mooring.control.audit.rejected_requests import RejectedRequests
 from mooring.control.bootstrap import ControlPlaneIdentity
 from mooring.control.scheduling.cache import SchedulerCache

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select, update
 from websockets.exceptions import InvalidStatus
 
-from mooring.api.auth.credentials import CACHED_S
+from mooring.auth.credentials import CACHED_S
 from mooring.core import credentials, ids
 from mooring.db.tables import ApiKey
 from mooring.db.types import new_id, now

@@ -10,17 +10,17 @@ import httpx
 import pytest
 from sqlalchemy import event
 
-from mooring.api.auth.rate_limits import (
+from mooring.auth.rate_limits import (
     FAILED_ATTEMPTS,
     PROJECT_FACTOR,
     REQUESTS,
     WINDOW_S,
+    ActionClass,
     FailedAttempts,
     MovingWindow,
     RequestRates,
     network_of,
 )
-from mooring.api.auth.rules import ActionClass
 from mooring.core.access import Caller
 from mooring.core.errors import TooManyRequests, Unauthorized
 from tests.nodes import WireNode, join_token

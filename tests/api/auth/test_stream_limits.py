@@ -12,7 +12,8 @@ import pytest
 from starlette.responses import StreamingResponse
 from websockets.exceptions import ConnectionClosed
 
-from mooring.api.auth.rate_limits import (
+from mooring.api.context import Context
+from mooring.auth.rate_limits import (
     STREAMS,
     STREAMS_PER_CALLER,
     STREAMS_PER_PROJECT,
@@ -21,7 +22,6 @@ from mooring.api.auth.rate_limits import (
     NodeStreams,
     OpenStreams,
 )
-from mooring.api.context import Context
 from mooring.core.access import Caller, Permission
 from mooring.core.errors import TooManyRequests
 from mooring.core.stream_messages import KEEPALIVE

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import event, text
 
-from mooring.api.auth.rate_limits import DELAY_S, REQUESTS
 from mooring.api.auth.rules import DRY_RUN_EXTRA, IMMEDIATE_EXTRA, SCHEDULER_COST
 from mooring.api.http.turns import MAX_CONCURRENT_WRITES_OF_ADMIN
+from mooring.auth.rate_limits import DELAY_S, REQUESTS
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.db.session import Database
 from mooring.db.signals import Topic

@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mooring.api.auth.credentials import LiveAccess, NodeCaller
-from mooring.api.auth.rate_limits import network_of
-from mooring.api.auth.rules import RULES, ActionClass, Rule, Who
+from mooring.api.auth.rules import RULES, Rule, Who
 from mooring.api.context import Context
+from mooring.auth.credentials import LiveAccess, NodeCaller
+from mooring.auth.rate_limits import ActionClass, network_of
 from mooring.core.access import Access, Caller, Permission, lacking
 from mooring.core.errors import Forbidden, TooManyQuestions, TooManyRequests, Unauthorized
 

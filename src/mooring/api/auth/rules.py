@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from mooring.auth.rate_limits import ActionClass
 from mooring.core.access import Permission
 
 
@@ -16,15 +17,6 @@ class Who(StrEnum):
     PUBLIC = "public"
     NODE = "node"
     CALLER = "caller"
-
-
-class ActionClass(StrEnum):
-    """Operations that share one rate limit."""
-
-    READ = "read"
-    WRITE = "write"
-    EXEC = "exec"
-    STREAM = "stream"  # may stay open for hours: logs, events and waits
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mooring.api.auth.authorization import AuthorizedRoute, Handler, rule_of
-from mooring.api.auth.rules import ActionClass
 from mooring.api.context import Context
+from mooring.auth.rate_limits import ActionClass
 from mooring.core.access import Caller
 from mooring.core.errors import BadJson, TooLarge, UnsupportedMediaType
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mooring.api.auth.rules import RULES, ActionClass
+from mooring.api.auth.rules import RULES
 from mooring.api.openapi import responses
 from mooring.api.openapi.responses import ErrorClasses
+from mooring.auth.rate_limits import ActionClass
 from mooring.core import errors
 from mooring.core.errors import MooringError
 from mooring.schemas.base import Json

@@ -18,11 +18,11 @@ from mooring.api.auth.authorization import (
     CurrentNode,
     FrequentRoute,
 )
-from mooring.api.auth.credentials import NodeCaller
 from mooring.api.context import Context, Ctx
 from mooring.api.http.body import require_json_type
 from mooring.api.http.problems import invalid
 from mooring.api.openapi.responses import errors
+from mooring.auth.credentials import NodeCaller
 from mooring.control.instances import streams
 from mooring.control.nodes import heartbeats, joins, nodes, reports, start_secrets, sync_answers
 from mooring.control.nodes.heartbeats import HeartbeatOutcome, NodeHeartbeat

@@ -14,12 +14,12 @@ from starlette.responses import Response, StreamingResponse
 
 from mooring.api.auth import audited_reads
 from mooring.api.auth.authorization import CurrentAccess, CurrentLiveAccess
-from mooring.api.auth.credentials import LiveAccess
 from mooring.api.context import Context, Ctx
 from mooring.api.http import pagination, responses
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
 from mooring.api.views.show import show
+from mooring.auth.credentials import LiveAccess
 from mooring.control.audit import chains
 from mooring.core.access import Access
 from mooring.core.errors import NotFound

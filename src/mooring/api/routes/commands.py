@@ -8,12 +8,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from mooring.api.auth.authorization import CurrentLiveAccess
-from mooring.api.auth.credentials import LiveAccess
 from mooring.api.context import Context, Ctx
 from mooring.api.http import responses, transactions
 from mooring.api.http.body import StrictRoute
 from mooring.api.http.transactions import CurrentCall
 from mooring.api.openapi.responses import errors
+from mooring.auth.credentials import LiveAccess
 from mooring.control import idempotency
 from mooring.core.errors import MooringError, NodeUnreachable, NotFound, NotRunning, TooManyStreamsOnNode
 from mooring.core.stream_messages import Channel

@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from mooring.api.auth.authorization import CurrentLiveAccess
-from mooring.api.auth.credentials import LiveAccess
 from mooring.api.context import Context, Ctx
 from mooring.api.http import responses
 from mooring.api.http.body import StrictRoute
@@ -19,6 +18,7 @@ from mooring.api.http.problems import database_unavailable
 from mooring.api.openapi.responses import errors
 from mooring.api.streaming import sse, waiting
 from mooring.api.streaming.event_pages import PageEvent
+from mooring.auth.credentials import LiveAccess
 from mooring.control import events
 from mooring.core.errors import BadEventId, Gone, MooringError
 from mooring.db import failures

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mooring.api.auth.authorization import CurrentAccess, count_request
-from mooring.api.auth.rules import IMMEDIATE_EXTRA, ActionClass
+from mooring.api.auth.rules import IMMEDIATE_EXTRA
 from mooring.api.context import Context, Ctx
 from mooring.api.http import pagination, responses, transactions
 from mooring.api.http.body import StrictRoute
@@ -23,6 +23,7 @@ from mooring.api.routes.instances import BY_USER
 from mooring.api.views import explanations
 from mooring.api.views import instance_groups as group_views
 from mooring.api.views.rendered import count_fitting
+from mooring.auth.rate_limits import ActionClass
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.instances import instance_groups
 from mooring.control.instances.waiting_reasons import waiting_reason

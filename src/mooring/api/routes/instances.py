@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mooring.api.auth.authorization import CurrentAccess, CurrentLiveAccess, count_request
-from mooring.api.auth.rules import DRY_RUN_EXTRA, IMMEDIATE_EXTRA, ActionClass
+from mooring.api.auth.rules import DRY_RUN_EXTRA, IMMEDIATE_EXTRA
 from mooring.api.context import Context, Ctx
 from mooring.api.http import pagination, responses, transactions
 from mooring.api.http.body import StrictRoute, write_turn
@@ -23,6 +23,7 @@ from mooring.api.views import explanations, rendered
 from mooring.api.views import gpus as gpu_views
 from mooring.api.views import instances as instance_views
 from mooring.api.views.show import show
+from mooring.auth.rate_limits import ActionClass
 from mooring.control import events
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.instances import admission, allocations, instances

@@ -9,9 +9,9 @@ from typing import TypeVar
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 
-from mooring.api.auth.credentials import LiveAccess
 from mooring.api.context import Context
 from mooring.api.views import instances as instance_views
+from mooring.auth.credentials import LiveAccess
 from mooring.control.instances import instances
 from mooring.core.access import RENEWED_S, Access
 from mooring.core.instance.state import ENDED, DesiredState, State

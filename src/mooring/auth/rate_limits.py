@@ -10,18 +10,28 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from ipaddress import IPv6Address, ip_address
 from itertools import repeat
 from math import ceil
 from threading import Lock
 from typing import Final
 
-from mooring.api.auth.rules import ActionClass
 from mooring.core.access import Caller
 from mooring.core.errors import TooManyRequests, TooManyStreams, TooManyStreamsOnNode, Unauthorized
 
 Clock = Callable[[], float]
 Headers = list[tuple[bytes, bytes]]
+
+
+class ActionClass(StrEnum):
+    """Operations that share one rate limit."""
+
+    READ = "read"
+    WRITE = "write"
+    EXEC = "exec"
+    STREAM = "stream"  # may stay open for hours: logs, events and waits
+
 
 WINDOW_S = 60
 # Enough to poll ten resources a second and to deploy a hundred instances a minute. Much more would let one

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import jwt
 
-from mooring.api.auth.jwks import ALGORITHMS, IssuerKeys
+from mooring.auth.jwks import ALGORITHMS, IssuerKeys
 from mooring.core import sign_on
 from mooring.core.errors import Unauthorized
 from mooring.core.sign_on import Person

@@ -12,8 +12,8 @@ from cachetools import LRUCache
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
-from mooring.api.auth.oidc import SignOn, looks_like_token
-from mooring.api.auth.rate_limits import FailedAttempts
+from mooring.auth.oidc import SignOn, looks_like_token
+from mooring.auth.rate_limits import FailedAttempts
 from mooring.control.tenants import api_keys, sso
 from mooring.core import credentials
 from mooring.core.access import RENEWED_S, Access, Caller, lacking
