@@ -34,6 +34,7 @@ from mooring.core.registry_hosts import RegistryRules
 from mooring.core.stream_messages import MAX_MESSAGE_BYTES
 from mooring.db import migrate, roles, serving, space, sqlite_backup, timekeeping
 from mooring.db.file_lock import file_of, in_use
+from mooring.db.file_notifications import FileListener
 from mooring.db.notifications import Listener
 from mooring.db.operator_errors import DatabaseProblem
 from mooring.db.session import Database, normalized
@@ -176,12 +177,14 @@ class Service:
         self._database = plane.database
         self._write_probe = context.write_probe
         self._problem: DatabaseProblem | None = None
-        self._parts: tuple[Loop | Listener, ...] = (
+        self._parts: tuple[Loop | Listener | FileListener, ...] = (
             *_loops(plane, self.scheduler_cache, context.storage_limits),
             RejectionAudit(plane.database, context.rejected_requests),
         )
         if not plane.database.is_sqlite:
             self._parts += (Listener(plane.database, self._end_because),)
+        elif plane.database.file_notifications is not None:
+            self._parts += (FileListener(plane.database.file_notifications, plane.database.signals),)
         self._server = _Server(_config(context, connection_limits), context, on_started, connection_limits)
 
     def run(self) -> None:

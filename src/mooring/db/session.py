@@ -1,7 +1,8 @@
 """The database: short transactions, opened by the outer layers only, and notifications after the commit.
 
 SQLite: WAL, `synchronous=FULL`, one writer at a time behind an in-process lock and `BEGIN IMMEDIATE`.
-PostgreSQL: row locks, and `NOTIFY` after the commit, so that other replicas are notified too.
+PostgreSQL: row locks. After a commit, other processes are notified too: with `NOTIFY`, or on SQLite through
+sockets beside the file.
 """
 
 import logging
@@ -21,6 +22,7 @@ from sqlalchemy.orm import Session
 
 from mooring.db import failures, postgresql
 from mooring.db.file_lock import FileLock, file_of
+from mooring.db.file_notifications import FileNotifications
 from mooring.db.signals import AnyTopic, Signals
 
 log = logging.getLogger(__name__)
@@ -71,6 +73,7 @@ class Database:
         written_at: the monotonic time of the last commit with an event.
         full_at: the monotonic time when a statement was last rejected because the disk is full.
         leads: whether this process does at once what one replica is enough for (`db/leading.py`).
+        file_notifications: to other processes with the same SQLite file; None: PostgreSQL, or no file.
 
     Raises:
         DatabaseProblem: the SQLite file is being restored, or a restore of it was interrupted.
@@ -86,6 +89,7 @@ class Database:
         self.leads = True
         path = file_of(self.url)
         self._in_use = None if path is None else FileLock(path)
+        self.file_notifications = None if path is None else FileNotifications(path)
         self.engine = (
             _sqlite_engine(self.url)
             if self.is_sqlite
@@ -131,7 +135,9 @@ class Database:
                 self.written_at = time.monotonic()
             topics: set[AnyTopic] = session.info.pop(_TOPICS, set())
         self.signals.fire(topics)
-        if topics and not self.is_sqlite:
+        if topics and self.file_notifications is not None:
+            self.file_notifications.send(topics)
+        elif topics and not self.is_sqlite:
             self._notify_replicas(topics)
 
     def require_writable(self) -> None:
@@ -187,6 +193,8 @@ class Database:
 
     def dispose(self) -> None:
         self.engine.dispose()
+        if self.file_notifications is not None:
+            self.file_notifications.close()
         if self._in_use is not None:
             self._in_use.release()
 
