@@ -48,6 +48,21 @@ def test_the_end_of_the_input_ends_the_program(runtime: DockerRuntime) -> None:
     within(execute())
 
 
+def test_a_terminal_shows_output_after_the_end_of_the_input(runtime: DockerRuntime) -> None:
+    container = start(runtime, assignment())
+
+    async def execute() -> None:
+        script = "read line; sleep 1; echo late"
+        async with execution(runtime, container, "sh", "-c", script, tty=True) as stream:
+            await stream.write(b"x\n")
+            await stream.end_input()
+            ran = await read_all(stream)
+        assert ran.stdout.endswith(b"late\r\n")
+        assert ran.status.exit_code == 0
+
+    within(execute())
+
+
 def test_much_data_passes_in_both_directions_at_once(runtime: DockerRuntime) -> None:
     container = start(runtime, assignment())
     sent = os.urandom(16 * MIB)

@@ -82,6 +82,17 @@ def test_ctrl_d_ends_the_program_that_reads(runtime: SimulatedRuntime, container
     assert shell(runtime, container, b"sleep 0.1\r", CTRL_D, tty=True).status.exit_code == 0
 
 
+def test_the_end_of_the_input_ends_no_terminal(runtime: SimulatedRuntime, container: Container) -> None:
+    async def late() -> Ran:
+        request = ExecRequest(command=["sleep", "0.1"], tty=True, stdin=True)
+        async with opened(runtime.exec(container.container_id, request)) as stream:
+            await stream.end_input()
+            await stream.signal("TERM")
+            return await read_all(stream)
+
+    assert within(late()).status == StreamStatus(exit_code=143)
+
+
 @pytest.mark.parametrize(("name", "exit_code"), [("HUP", 129), ("INT", 130), ("KILL", 137), ("TERM", 143)])
 def test_a_signal_ends_a_command(
     runtime: SimulatedRuntime, container: Container, name: str, exit_code: int

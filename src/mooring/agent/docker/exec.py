@@ -32,9 +32,11 @@ class ExecStream:
         container_id: str,
         connection: EngineConnection,
         output: ContainerOutput,
+        *,
+        tty: bool,
     ) -> None:
         self._engine, self._exec_id, self._container_id = engine, exec_id, container_id
-        self._connection, self._output = connection, output
+        self._connection, self._output, self._tty = connection, output, tty
         self._has_ended = False
 
     async def read(self) -> tuple[Channel, bytes] | None:
@@ -44,7 +46,9 @@ class ExecStream:
         await self._connection.write(data)
 
     async def end_input(self) -> None:
-        self._connection.end_input()
+        # The engine would also end the output of a terminal, while the command still runs.
+        if not self._tty:
+            self._connection.end_input()
 
     async def resize(self, window: WindowSize) -> None:
         # A command that has just ended cannot be resized.
@@ -124,7 +128,7 @@ async def open_exec(engine: EngineApi, container_id: str, request: ExecRequest, 
     except EngineRefused as refused:
         raise _refused(refused) from refused
     output = ContainerOutput(connection, is_raw=request.tty, max_bytes=request.max_output_bytes)
-    stream = ExecStream(engine, exec_id, container_id, connection, output)
+    stream = ExecStream(engine, exec_id, container_id, connection, output, tty=request.tty)
     if request.window is not None and request.tty:
         # Engines before 1.42 ignore the size in the request.
         await stream.resize(request.window)

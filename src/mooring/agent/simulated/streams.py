@@ -128,7 +128,8 @@ class SimulatedExec(SimulatedStream):
         return self._shell.typed(data)
 
     def _on_input_ended(self) -> Iterator[Output]:
-        return self._shell.input_ended()
+        if not self._shell.request.tty:  # as with Docker, the end of the input ends no terminal
+            yield from self._shell.input_ended()
 
     def _check_in_s(self) -> float:
         if self._wakes_at is None:
