@@ -74,6 +74,18 @@ def listening_process(url: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@contextmanager
+def gateway_beside_server(url: str, topic: AnyTopic) -> Iterator[tuple[Database, threading.Event]]:
+    """The database of a gateway, and an event that a commit with the topic sets in the server."""
+    woken = threading.Event()
+    with (
+        opened(url, listens=True) as server,
+        opened(url, listens=True) as gateway,
+        server.signals.waking(woken, topic),
+    ):
+        yield gateway, woken
+
+
 def commit(database: Database, *topics: AnyTopic) -> None:
     with database.write() as session:
         notify(session, *topics)
@@ -117,12 +129,7 @@ def test_only_the_topics_of_the_commit_are_woken(url: str) -> None:
 
 
 def test_too_many_topics_for_one_message_wake_all_waiters(url: str) -> None:
-    woken = threading.Event()
-    with (
-        opened(url, listens=True) as server,
-        opened(url, listens=True) as gateway,
-        server.signals.waking(woken, Topic.node("a")),
-    ):
+    with gateway_beside_server(url, Topic.node("a")) as (gateway, woken):
         commit(gateway, *(Topic.node(f"{number:_>30}") for number in range(5000)))
         assert woken.wait(_WAIT_S)
 
@@ -151,11 +158,12 @@ def test_it_works_in_a_folder_with_a_long_path(tmp_path: Path) -> None:
     folder.mkdir()
     url = f"sqlite:///{folder / 'mooring.db'}"
     migrate.upgrade(url)
-    woken = threading.Event()
-    with (
-        opened(url, listens=True) as server,
-        opened(url, listens=True) as gateway,
-        server.signals.waking(woken, Topic.QUEUE),
-    ):
+    with gateway_beside_server(url, Topic.QUEUE) as (gateway, woken):
         commit(gateway, Topic.QUEUE)
         assert woken.wait(_WAIT_S)
+
+
+def test_a_folder_that_cannot_be_read_fails_no_commit(url: str) -> None:
+    beside(Path(url.removeprefix("sqlite:///")), FOLDER_SUFFIX).touch()
+    with opened(url, listens=False) as database:
+        commit(database, Topic.QUEUE)

@@ -9,17 +9,17 @@ import os
 import socket
 import threading
 from collections.abc import Collection, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
-from mooring.db.file_lock import beside
+from mooring.db.file_lock import beside, give_owner_of
 from mooring.db.signals import AnyTopic, ObjectTopic, Signals
 
 FOLDER_SUFFIX: Final = ".listeners"
 _SEPARATOR: Final = "\n"
-# Larger than the longest list in practice. A longer one, and one that the kernel rejects, becomes empty.
+# Larger than the longest list in practice. Instead of a longer one, the message for every topic is sent.
 _MAX_BYTES: Final = 64 * 1024
 _EVERY_TOPIC: Final = b""
 # The kernel's limit is 108 bytes.
@@ -36,8 +36,6 @@ class FileNotifications:
     def __init__(self, database: Path) -> None:
         self._folder = beside(database, FOLDER_SUFFIX)
         self._own: str | None = None
-        self._sender: socket.socket | None = None
-        self._lock = threading.Lock()
 
     def bind(self) -> socket.socket:
         """Make this process's socket. `send` leaves it out.
@@ -46,11 +44,13 @@ class FileNotifications:
             OSError: cannot create the socket.
         """
         self._folder.mkdir(mode=0o700, exist_ok=True)
+        give_owner_of(self._folder.parent, self._folder)
         made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         name = token_hex(8)
         try:
             with _address(self._folder, name) as address:
                 made.bind(address)
+            give_owner_of(self._folder, self._folder / name)
         except BaseException:
             made.close()
             raise
@@ -62,37 +62,30 @@ class FileNotifications:
             (self._folder / self._own).unlink(missing_ok=True)
 
     def send(self, topics: Collection[AnyTopic]) -> None:
-        """Send the topics to all other processes that listen."""
+        """Send the topics to all other processes that listen. Raises nothing: the commit has succeeded."""
         message = _SEPARATOR.join(topics).encode()
+        if len(message) > _MAX_BYTES:
+            message = _EVERY_TOPIC
         for name in self._others():
-            self._send(name, message if len(message) <= _MAX_BYTES else _EVERY_TOPIC)
+            with suppress(OSError):  # it has just ended, or it is so busy that its buffer is full
+                self._send(name, message)
 
     def _others(self) -> list[str]:
         try:
             return [name for name in os.listdir(self._folder) if name != self._own]  # noqa: PTH208  # faster
-        except FileNotFoundError:
+        except OSError:
             return []  # no process listens
 
     def _send(self, name: str, message: bytes) -> None:
-        try:
-            with self._lock, _address(self._folder, name) as address:
-                self._socket().sendto(message, address)
-        except ConnectionRefusedError:
-            (self._folder / name).unlink(missing_ok=True)  # left by a process that was killed
-        except OSError:
-            return  # it has just ended, or it is so busy that its buffer is full
-
-    def _socket(self) -> socket.socket:
-        if self._sender is None:
-            self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._sender.settimeout(0)
-        return self._sender
-
-    def close(self) -> None:
-        with self._lock:
-            if self._sender is not None:
-                self._sender.close()
-                self._sender = None
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+            _address(self._folder, name) as address,
+        ):
+            sender.settimeout(0)
+            try:
+                sender.sendto(message, address)
+            except ConnectionRefusedError:
+                (self._folder / name).unlink(missing_ok=True)  # left by a process that was killed
 
 
 class FileListener:

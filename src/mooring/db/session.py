@@ -135,10 +135,8 @@ class Database:
                 self.written_at = time.monotonic()
             topics: set[AnyTopic] = session.info.pop(_TOPICS, set())
         self.signals.fire(topics)
-        if topics and self.file_notifications is not None:
-            self.file_notifications.send(topics)
-        elif topics and not self.is_sqlite:
-            self._notify_replicas(topics)
+        if topics:
+            self._notify_processes(topics)
 
     def require_writable(self) -> None:
         """Commit a small change: a database that is full, read-only or a standby still answers reads.
@@ -149,6 +147,12 @@ class Database:
         with self.write() as session:
             # SQLite would not write an unchanged row.
             session.execute(text("UPDATE control_plane SET write_checks = write_checks + 1"))
+
+    def _notify_processes(self, topics: Collection[AnyTopic]) -> None:
+        if self.file_notifications is not None:
+            self.file_notifications.send(topics)
+        elif not self.is_sqlite:
+            self._notify_replicas(topics)
 
     def _notify_replicas(self, topics: Collection[AnyTopic]) -> None:
         """Send `NOTIFY`, which takes a lock of the whole database until its commit: not in the transaction.
@@ -193,8 +197,6 @@ class Database:
 
     def dispose(self) -> None:
         self.engine.dispose()
-        if self.file_notifications is not None:
-            self.file_notifications.close()
         if self._in_use is not None:
             self._in_use.release()
 
