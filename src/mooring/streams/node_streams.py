@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from mooring.control.instances import streams
-from mooring.control.instances.streams import Requested, StreamOutcome
+from mooring.control.instances.streams import Attempt, Requested, StreamOutcome
 from mooring.core import ids
 from mooring.core.access import RENEWED_S, Access
 from mooring.core.errors import (
@@ -45,6 +45,8 @@ DIAL_IN_S: Final = 10.0
 SILENCE_S: Final = 20.0
 # A notification reports a change of the instance; reading at times covers a lost one.
 _CHECK_EVERY_S: Final = 10.0
+_FOREVER_S: Final = 86_400.0
+_FAILED: Final = "the server failed; see its log"
 
 _REPORTED: Final = (
     BadSince, DockerUnavailable, ExecRejected, ExecTimeout, InstanceDeleted, NodeTimeout, NotRunning,
@@ -99,9 +101,9 @@ class NodeStream:
         exits: ExitStack,
     ) -> None:
         self.id = new_id(ids.STREAM)
-        self._opener, self._live, self._target, self._exits = opener, live, target, exits
+        self._opener, self._live, self.target, self._exits = opener, live, target, exits
         # A log ends with its container, after its last lines.
-        self._ends_with_attempt = not isinstance(requested, LogsRequest)
+        self.ends_with_attempt = not isinstance(requested, LogsRequest)
         self._channel: NodeChannel = exits.enter_context(opener.channels.opened(self.id, target.node_id))
         self._opened_at = time.monotonic()
         self._bytes_in = self._bytes_out = 0
@@ -198,33 +200,29 @@ class NodeStream:
             reason=reason,
         )
 
-    async def _watch(self) -> None:
-        """Revoke the stream when its user or its instance may no longer have it."""
-        try:
-            await self._require_allowed()
-        except MooringError as error:
-            self._revoke(error)
-        except Exception:
-            log.exception("stream %s ends, because its access cannot be checked", self.id)
-            self._revoke(MooringError("the server failed; see its log"))
-
-    def _revoke(self, error: MooringError) -> None:
+    def revoke(self, error: MooringError) -> None:
+        """End the stream with this reason."""
         self._lost = error
         self._channel.revoke(StreamStatus.of_error(error.code, error.message))
 
-    async def _require_allowed(self) -> None:
-        checked_at = time.monotonic()
+    async def _watch(self) -> None:
+        """Check the instance as soon as it changes."""
         signals = self._opener.database.signals
-        with signals.subscribed(Topic.instance(self._target.instance_id)) as waiter:
+        with signals.subscribed(Topic.instance(self.target.instance_id)) as waiter:
             while not signals.closing:
-                was_changed = await waiter.wait(RENEWED_S)
-                (await self._live.renewed()).require(
-                    self._target.project_id, "you may no longer use this instance"
-                )
-                is_due = was_changed or time.monotonic() - checked_at > _CHECK_EVERY_S
-                if is_due and self._ends_with_attempt:
-                    checked_at = time.monotonic()
-                    await run_in_threadpool(self._opener.check_open, self._target)
+                if await waiter.wait(_FOREVER_S):
+                    await self._opener.check_instances([self])
+
+    async def check_access(self) -> None:
+        """Revoke the stream if its user may no longer have it."""
+        try:
+            access = await self._live.renewed()
+            access.require(self.target.project_id, "you may no longer use this instance")
+        except MooringError as error:
+            self.revoke(error)
+        except Exception:
+            log.exception("stream %s ends, because its access cannot be checked", self.id)
+            self.revoke(MooringError(_FAILED))
 
 
 class StreamOpener:
@@ -235,9 +233,11 @@ class StreamOpener:
     """
 
     def __init__(self, database: Database, url: str | None) -> None:
-        self.database, self._url = database, url
+        self.database, self.url = database, url
         self.channels = NodeChannels()
+        self._open: dict[str, NodeStream] = {}
         self._reporting: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
 
     async def find(self, access: Access, instance_id: str, requested: Requested) -> StreamTarget:
         """Raises NotFound, Forbidden, NotRunning, NodeUnreachable: as `streams.check`."""
@@ -267,27 +267,44 @@ class StreamOpener:
             exits.enter_context(limit(target.node_id, target.project_id))
             # The channel must exist before the node can read the request.
             stream = NodeStream(self, live, target, requested, exits.pop_all())
+        self._open[stream.id] = stream
         try:
             await run_in_threadpool(self._request, live.access, stream.id, target, requested, on_request)
-            self._report()
+            self._start_tasks()
             await stream.started()
         except BaseException:
             await stream.close()
             raise
         return stream
 
-    def check_open(self, target: StreamTarget) -> None:
-        """Raises NotRunning, InstanceDeleted: as `streams.check_open`."""
+    async def check_instances(self, checked: Sequence[NodeStream]) -> None:
+        """Revoke those streams whose instance may no longer have them."""
+        ending = [each for each in checked if each.ends_with_attempt]
+        attempts = {(each.target.instance_id, each.target.attempt) for each in ending}
+        if not attempts:
+            return
+        try:
+            errors = await run_in_threadpool(self._ended_attempts, attempts)
+        except Exception:
+            log.exception("%d streams end, because their instances cannot be checked", len(ending))
+            errors = dict.fromkeys(attempts, MooringError(_FAILED))
+        for stream in ending:
+            error = errors.get((stream.target.instance_id, stream.target.attempt))
+            if error is not None:
+                stream.revoke(error)
+
+    def _ended_attempts(self, attempts: Collection[Attempt]) -> Mapping[Attempt, MooringError]:
         try:
             with self.database.read() as session:
-                streams.check_open(session, target.instance_id, target.attempt)
+                return streams.ended_attempts(session, attempts)
         except _NO_ANSWER:
-            return  # without an answer, nothing is known to have changed
+            return {}  # without an answer, nothing is known to have changed
 
     async def connected(self, stream_id: str) -> None:
         await run_in_threadpool(self._write, lambda session: streams.connected(session, stream_id))
 
     async def ended(self, stream_id: str, outcome: StreamOutcome) -> None:
+        self._open.pop(stream_id, None)
         try:
             await run_in_threadpool(self._write, lambda session: streams.end(session, stream_id, outcome))
         except _NO_ANSWER as error:
@@ -315,13 +332,25 @@ class StreamOpener:
         with self.database.write() as session:
             is_running = not isinstance(requested, LogsRequest)
             row, _node_id = streams.check(session, access, target.instance_id, running=is_running)
-            streams.request(session, access, row, stream_id, requested, self._url)
+            streams.request(session, access, row, stream_id, requested, self.url)
             on_request(session)
 
-    def _report(self) -> None:
-        """Report at times which streams are open, while there are any."""
+    def _start_tasks(self) -> None:
+        """Start the tasks that run while streams are open."""
         if self._reporting is None or self._reporting.done():
             self._reporting = asyncio.ensure_future(self._report_open())
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.ensure_future(self._check_open())
+
+    async def _check_open(self) -> None:
+        """Check at times that the open streams may go on; together, because there may be thousands."""
+        checked_at = time.monotonic()
+        while self._open:
+            await asyncio.sleep(RENEWED_S)
+            await asyncio.gather(*(stream.check_access() for stream in list(self._open.values())))
+            if time.monotonic() - checked_at > _CHECK_EVERY_S:
+                checked_at = time.monotonic()
+                await self.check_instances(list(self._open.values()))
 
     async def _report_open(self) -> None:
         while open_ids := self.channels.ids:

@@ -12,7 +12,6 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 from websockets.http11 import Request
 
-PING_EVERY_S: Final = 5.0
 # A client that answers no ping for so long is gone. Nodes send keepalive messages instead.
 SILENCE_S: Final = 60.0
 
@@ -25,6 +24,8 @@ class StreamProtocol(WebSocketsSansIOProtocol):
     uvicorn waits for the answer to a ping before it sends another. Here pings continue, because only a write
     detects that a client has ended the connection while nothing is read from it.
     """
+
+    ping_every_s: float = 5.0
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -48,7 +49,7 @@ class StreamProtocol(WebSocketsSansIOProtocol):
         """Nothing to do: any data shows that the client is there."""
 
     def start_keepalive(self) -> None:
-        self.ping_timer = self.loop.call_later(PING_EVERY_S, self._ping)
+        self.ping_timer = self.loop.call_later(self.ping_every_s, self._ping)
 
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)
@@ -76,7 +77,7 @@ class StreamProtocol(WebSocketsSansIOProtocol):
         if self.writable.is_set():
             self.conn.send_ping(b"")
             self.transport.write(b"".join(self.conn.data_to_send()))
-        self.ping_timer = self.loop.call_later(PING_EVERY_S, self._ping)
+        self.ping_timer = self.loop.call_later(self.ping_every_s, self._ping)
 
 
 def connection_of(scope: Scope) -> StreamProtocol:

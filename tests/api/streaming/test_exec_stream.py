@@ -216,7 +216,7 @@ def _silent_user(streams: Streams) -> socket.socket:
 def test_a_user_who_answers_no_ping_is_disconnected(
     streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(websockets, "PING_EVERY_S", 0.1)
+    monkeypatch.setattr(websockets.StreamProtocol, "ping_every_s", 0.1)
     monkeypatch.setattr(websockets, "SILENCE_S", 0.5)
     monkeypatch.setattr(node_streams, "SILENCE_S", 300)  # of the node, which also sends nothing
     channels = streams.sandbox.service.service._server._context.streams.channels
@@ -361,7 +361,7 @@ def test_a_stream_whose_access_cannot_be_checked_ends(
         raise ZeroDivisionError
 
     user, node = streams.open()
-    monkeypatch.setattr(control_streams, "check_open", fail)
+    monkeypatch.setattr(control_streams, "ended_attempts", fail)
     monkeypatch.setattr(node_streams, "_CHECK_EVERY_S", 0)
     _ended_with(streams, user, node, "internal_error")
 

@@ -1,6 +1,6 @@
 """Open streams, and requests for them: a row exists from the request to the end of the stream."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -12,7 +12,7 @@ from mooring.control.audit import audit_log
 from mooring.control.instances import instances
 from mooring.control.nodes import nodes
 from mooring.core.access import Access
-from mooring.core.errors import InstanceDeleted, NodeUnreachable, NotFound, NotRunning
+from mooring.core.errors import InstanceDeleted, MooringError, NodeUnreachable, NotFound, NotRunning
 from mooring.core.instance.state import DesiredState, State
 from mooring.db.session import notify
 from mooring.db.signals import Topic
@@ -21,10 +21,12 @@ from mooring.db.types import now
 from mooring.schemas.agent_streams import DialRequest, ExecRequest, LogsRequest, StreamRequest
 
 Requested = LogsRequest | ExecRequest | DialRequest
+Attempt = tuple[str, int]  # instance id, attempt
 
 # The process that serves a stream says so at this interval. Without it, the process has ended.
 SEEN_EVERY_S: Final = 60.0
 LOST_AFTER: Final = timedelta(minutes=10)
+_CHUNK: Final = 1000  # databases limit a query to some ten thousand parameters
 _UNKNOWN: Final = "server_lost"  # the reason in the audit log
 
 _NODE_AND_REQUESTS = (
@@ -68,18 +70,26 @@ def check(session: Session, access: Access, instance_id: str, *, running: bool) 
     return row, row.node_id
 
 
-def check_open(session: Session, instance_id: str, attempt: int) -> None:
-    """Check that a stream to this attempt may continue.
+def ended_attempts(session: Session, attempts: Collection[Attempt]) -> dict[Attempt, MooringError]:
+    """The attempts to which no stream may stay open, with the reasons.
 
-    Raises:
-        InstanceDeleted: the instance is deleted, or about to be.
-        NotRunning: it has been started again.
+    The reason is InstanceDeleted if the instance is deleted, or about to be; NotRunning if it has been
+    started again.
     """
-    row = session.get(Instance, instance_id)
-    if row is None or row.desired_state is DesiredState.DELETED or row.deleted_at is not None:
-        raise InstanceDeleted("the instance was deleted")
-    if row.attempt != attempt:
-        raise NotRunning("the instance was started again", state=str(row.state))
+    ids = sorted({instance_id for instance_id, _attempt in attempts})
+    columns = (Instance.id, Instance.attempt, Instance.state, Instance.desired_state, Instance.deleted_at)
+    found: dict[str, Any] = {}
+    for start in range(0, len(ids), _CHUNK):
+        query = select(*columns).where(Instance.id.in_(ids[start : start + _CHUNK]))
+        found |= {row.id: row for row in session.execute(query)}
+    errors: dict[Attempt, MooringError] = {}
+    for instance_id, attempt in attempts:
+        row = found.get(instance_id)
+        if row is None or row.desired_state is DesiredState.DELETED or row.deleted_at is not None:
+            errors[instance_id, attempt] = InstanceDeleted("the instance was deleted")
+        elif row.attempt != attempt:
+            errors[instance_id, attempt] = NotRunning("the instance was started again", state=str(row.state))
+    return errors
 
 
 def request(
