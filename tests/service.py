@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 from pydantic import SecretStr
 
-from mooring.api.http.server import ConnectionLimits
 from mooring.control.events import newest_seq
 from mooring.control.scheduling import node_views
 from mooring.scheduler.model import NodeView
 from mooring.server import ControlPlane, Service, open_control_plane
 from mooring.settings import Settings
+from mooring.streams.http_protocol import ConnectionLimits
 from tests.connections import one_for_each_thread
 from tests.problems import require_declared
 

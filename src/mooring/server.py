@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from mooring.api.app import create_app
 from mooring.api.context import Context
 from mooring.api.frequent_calls import FrequentCalls
-from mooring.api.http.server import ConnectionLimits, HttpProtocol, set_kernel_timeouts
+from mooring.api.http.problems import raw_answer
 from mooring.auth import oidc
 from mooring.auth.credentials import Credentials
 from mooring.auth.rate_limits import FailedAttempts, RequestRates
@@ -34,8 +34,7 @@ from mooring.core.registry_hosts import RegistryRules
 from mooring.core.stream_messages import MAX_MESSAGE_BYTES
 from mooring.db import migrate, roles, serving, space, sqlite_backup, timekeeping
 from mooring.db.file_lock import file_of, in_use
-from mooring.db.file_notifications import FileListener
-from mooring.db.notifications import Listener
+from mooring.db.notifications import AnyListener, listeners
 from mooring.db.operator_errors import DatabaseProblem
 from mooring.db.session import Database, normalized
 from mooring.db.signals import Signals
@@ -52,6 +51,7 @@ from mooring.loops.reservations import ReservationRepair
 from mooring.loops.retention import Retention
 from mooring.loops.scheduling import Scheduling
 from mooring.settings import Settings
+from mooring.streams.http_protocol import ConnectionLimits, HttpProtocol, set_kernel_timeouts
 from mooring.streams.node_streams import StreamOpener
 from mooring.streams.websockets import StreamProtocol
 
@@ -177,14 +177,11 @@ class Service:
         self._database = plane.database
         self._write_probe = context.write_probe
         self._problem: DatabaseProblem | None = None
-        self._parts: tuple[Loop | Listener | FileListener, ...] = (
+        self._parts: tuple[Loop | AnyListener, ...] = (
             *_loops(plane, self.scheduler_cache, context.storage_limits),
             RejectionAudit(plane.database, context.rejected_requests),
+            *listeners(plane.database, self._end_because),
         )
-        if not plane.database.is_sqlite:
-            self._parts += (Listener(plane.database, self._end_because),)
-        elif plane.database.file_notifications is not None:
-            self._parts += (FileListener(plane.database.file_notifications, plane.database.signals),)
         self._server = _Server(_config(context, connection_limits), context, on_started, connection_limits)
 
     def run(self) -> None:
@@ -252,7 +249,8 @@ def _config(context: Context, connection_limits: ConnectionLimits) -> uvicorn.Co
         port=context.settings.port,
         log_level="warning",
         access_log=False,
-        http=partial(HttpProtocol, limits=connection_limits),  # type: ignore[arg-type]  # uvicorn only calls it
+        # uvicorn only calls it.
+        http=partial(HttpProtocol, limits=connection_limits, answer=raw_answer),  # type: ignore[arg-type]
         ws=StreamProtocol,
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,

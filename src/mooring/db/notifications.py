@@ -13,6 +13,7 @@ from typing import Final
 import psycopg
 
 from mooring.db import leading, serving
+from mooring.db.file_notifications import FileListener
 from mooring.db.operator_errors import DatabaseProblem
 from mooring.db.postgresql import BoundedConnection, connection_parameters, libpq_parameters
 from mooring.db.serving import History
@@ -23,6 +24,19 @@ log = logging.getLogger(__name__)
 _RETRY_S: Final = 0.5
 _POLL_S: Final = 0.5
 _PROBE_TIMEOUT_S: Final = 2.5
+
+
+def listeners(database: Database, on_other_history: Callable[[DatabaseProblem], None]) -> list["AnyListener"]:
+    """What receives the notifications of other processes: one listener; none for a database in memory.
+
+    Args:
+        on_other_history: called in the thread of a listener: the process must start again.
+    """
+    if not database.is_sqlite:
+        return [Listener(database, on_other_history)]
+    if database.file_notifications is None:
+        return []
+    return [FileListener(database.file_notifications, database.signals)]
 
 
 class Listener:
@@ -104,3 +118,6 @@ class Listener:
         if availability.is_down:
             availability.is_down = False
             log.info("PostgreSQL answers again")
+
+
+AnyListener = Listener | FileListener

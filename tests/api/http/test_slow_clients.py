@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from mooring.api.http.edge import MAX_HEADERS, MAX_PARAMETERS
-from mooring.api.http.server import ConnectionLimits
+from mooring.streams.http_protocol import ConnectionLimits
 from tests.problems import MEMBERS, problem
 from tests.service import ADMIN_KEY, Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until

@@ -12,8 +12,8 @@ from mooring.core import ids
 from mooring.core.errors import BadRequest, HeadersTooLarge, MooringError, TooLarge
 from mooring.db.types import new_id
 from mooring.streams import handshakes
+from mooring.streams.http_protocol import MAX_HEAD_BYTES
 
-MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
 MAX_PARAMETERS = 256
 MAX_BODY_BYTES = 1024 * 1024

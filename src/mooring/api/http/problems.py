@@ -16,9 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from mooring.core import errors
+from mooring.core import errors, ids
 from mooring.core.errors import MooringError
 from mooring.db import failures
+from mooring.db.types import new_id
 from mooring.schemas.base import LONGEST_DETAIL, LONGEST_PATH, PROBLEM_MEDIA_TYPE, Json
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,21 @@ def problem_response(request: Request, error: MooringError) -> Response:
     path, request_id = request.scope["path"][:LONGEST_PATH], getattr(request.state, "request_id", "")
     document = problem_document(error, path, request_id)
     return Response(to_json(document), error.status, headers_of(error), PROBLEM_MEDIA_TYPE)
+
+
+def raw_answer(error: MooringError) -> bytes:
+    """The whole HTTP answer to a request that never reaches the app, before the connection is closed."""
+    request_id = new_id(ids.REQUEST)
+    body = to_json(problem_document(error, None, request_id))
+    headers = {
+        "Content-Type": PROBLEM_MEDIA_TYPE,
+        "Content-Length": str(len(body)),
+        "X-Request-Id": request_id,
+        "Connection": "close",
+        **headers_of(error),
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"HTTP/1.1 {error.status} {error.title}\r\n{lines}\r\n".encode() + body
 
 
 def problem_document(error: MooringError, path: str | None, request_id: str) -> Json:

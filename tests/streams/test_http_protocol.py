@@ -10,8 +10,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 import mooring.server
-from mooring.api.http import server
-from mooring.api.http.server import HttpProtocol
+from mooring.streams import http_protocol
+from mooring.streams.http_protocol import HttpProtocol
 
 PROTOCOL = {"connections", "cycle", "flow", "loop", "pipeline", "scope", "transport", "url"}
 CYCLE = {"disconnected", "message_event", "response_complete", "response_started"}
@@ -60,9 +60,9 @@ def test_uvicorn_has_the_members_that_mooring_uses() -> None:
 
 def test_the_lists_above_name_every_member_that_mooring_uses() -> None:
     ours = vars(HttpProtocol).keys() | _constructed(HttpProtocol)
-    assert _used(server, "self", HttpProtocol) - ours == PROTOCOL
-    assert _used(server, "cycle") == CYCLE
-    assert _used(server, "flow") == FLOW
+    assert _used(http_protocol, "self", HttpProtocol) - ours == PROTOCOL
+    assert _used(http_protocol, "cycle") == CYCLE
+    assert _used(http_protocol, "flow") == FLOW
     assert {name for name in vars(HttpProtocol) if name in vars(HttpToolsProtocol)} - set(
         dir(type)
     ) == CALLBACKS

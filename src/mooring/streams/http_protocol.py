@@ -1,29 +1,26 @@
-"""uvicorn's HTTP/1.1 protocol with timeouts, and problem documents for requests that never reach the app.
+"""uvicorn's HTTP/1.1 protocol with timeouts, and answers for requests that never reach the app.
 
 uvicorn itself waits forever for a head or a body. Here each part of a request has a timeout that disconnects
 clients that trickle bytes but not slow ones. The kernel closes connections whose clients do not read
-(`set_kernel_timeouts`). tests/api/http/test_server.py lists the members of uvicorn used here.
+(`set_kernel_timeouts`). tests/streams/test_http_protocol.py lists the members of uvicorn used here.
 """
 
 import asyncio
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import httptools
-from pydantic_core import to_json
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from mooring.api.http.edge import MAX_HEAD_BYTES
-from mooring.api.http.problems import headers_of, problem_document
-from mooring.core import errors, ids
+from mooring.core import errors
 from mooring.core.errors import MooringError
-from mooring.db.types import new_id
-from mooring.schemas.base import PROBLEM_MEDIA_TYPE
 from mooring.streams.handshakes import is_handshake
 
+MAX_HEAD_BYTES = 64 * 1024
 _MAX_PIPELINED = 64
 # The most received bytes for each byte of a body: a chunk of one byte takes six.
 _FRAMING = 8
@@ -73,11 +70,17 @@ class _Receiving(Enum):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. All arguments except `limits` are uvicorn's."""
+    """One connection. The other arguments are uvicorn's.
 
-    def __init__(self, *args: Any, limits: ConnectionLimits, **more: Any) -> None:
+    Args:
+        answer: the bytes of the answer to a request that never reaches the app. The connection is closed.
+    """
+
+    def __init__(
+        self, *args: Any, limits: ConnectionLimits, answer: Callable[[MooringError], bytes], **more: Any
+    ) -> None:
         super().__init__(*args, **more)
-        self._limits = limits
+        self._limits, self._answer = limits, answer
         self._receiving = _Receiving.HEAD
         self._since = 0.0
         self._received = 0  # of this part, framing included
@@ -209,12 +212,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._reject(errors.MalformedRequest(msg))
 
     def _reject(self, error: MooringError) -> None:
-        """Close the connection, with a problem document if no answer has begun."""
+        """Close the connection, after the answer if none has begun."""
         if self._receiving is _Receiving.BODY:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self._may_answer:
-            self.transport.write(_answer(error))
+            self.transport.write(self._answer(error))
         self.transport.close()
 
     @property
@@ -222,17 +225,3 @@ class HttpProtocol(HttpToolsProtocol):
         if self._receiving is _Receiving.BODY:
             return not (self.cycle.response_started or self.pipeline)
         return self._is_answered
-
-
-def _answer(error: MooringError) -> bytes:
-    request_id = new_id(ids.REQUEST)
-    body = to_json(problem_document(error, None, request_id))
-    headers = {
-        "Content-Type": PROBLEM_MEDIA_TYPE,
-        "Content-Length": str(len(body)),
-        "X-Request-Id": request_id,
-        "Connection": "close",
-        **headers_of(error),
-    }
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return f"HTTP/1.1 {error.status} {error.title}\r\n{lines}\r\n".encode() + body
