@@ -51,6 +51,28 @@ class Settings(Policy, BaseSettings):
     advertise_url: Annotated[
         str | None, Field(description="URL where agents reach this replica for streams; null: their sync URL")
     ] = None
+    gateway_host: str = "127.0.0.1"
+    gateway_port: Annotated[
+        int, Field(ge=0, le=65535, description="where nodes connect to the gateway for streams")
+    ] = 8720
+    gateway_url: Annotated[
+        str | None,
+        Field(description="URL where nodes reach this gateway; null: its address, on loopback"),
+    ] = None
+    gateway_drain_s: Annotated[
+        float, Field(ge=0, description="how long open sessions may continue after SIGTERM")
+    ] = 30.0
+    ssh_host: str = "127.0.0.1"
+    ssh_port: Annotated[int, Field(ge=0, le=65535, description="0: no SSH")] = 8722
+    ssh_public_host: Annotated[
+        str | None, Field(description="name under which clients reach the SSH port; null: ssh_host")
+    ] = None
+    ssh_idle_s: Annotated[
+        float, Field(ge=0, description="an SSH connection without data for so long is closed; 0: never")
+    ] = 86_400.0
+    ssh_longest_s: Annotated[
+        float, Field(ge=0, description="an SSH connection is closed after this time; 0: never")
+    ] = 604_800.0
     allowed_registries: Annotated[
         tuple[str, ...],
         NoDecode,

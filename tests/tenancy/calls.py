@@ -12,6 +12,8 @@ from itertools import count
 from typing import Any
 
 import httpx
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from mooring.core.access import Role
 from tests.nodes import join_token, observed
@@ -225,6 +227,23 @@ def _created_key(setup: Setup, caller: str) -> Call:
     return Call({"key_id": made["id"]})
 
 
+def public_key() -> str:
+    """A new key, as in a `.pub` file."""
+    made = Ed25519PrivateKey.generate().public_key()
+    encoded = made.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return f"{encoded.decode()} somebody@somewhere"
+
+
+def _new_ssh_key(setup: Setup, _caller: str) -> Call:
+    return Call(json={"name": "k", "public_key": public_key(), "project_id": setup.a.id})
+
+
+def _ssh_key(setup: Setup) -> Call:
+    """A key that A's member has registered."""
+    made = post(setup.a.member, "/v1/ssh-keys", name="k", public_key=public_key())
+    return Call({"key_id": made["id"]})
+
+
 def _new_secret(setup: Setup, _caller: str) -> Call:
     return Call(json={"name": _unique("token"), "value": "s3cret", "project_id": setup.a.id})
 
@@ -333,6 +352,12 @@ CALLS: Mapping[str, Make] = {
     "get_api_key": _api_key,
     "create_api_key": _new_key,
     "delete_api_key": _created_key,
+    "get_my_ssh": _empty_call,
+    "list_ssh_keys": _empty_call,
+    "get_ssh_key": lambda setup, _: _ssh_key(setup),
+    "create_ssh_key": _new_ssh_key,
+    "delete_ssh_key": lambda setup, _: _ssh_key(setup),
+    "create_ssh_certificate": lambda _setup, _: Call(json={"public_key": public_key()}),
     "list_secrets": _empty_call,
     "get_secret": lambda setup, _: _secret(setup),
     "create_secret": _new_secret,

@@ -29,6 +29,7 @@ from mooring.api.routes import (
     reservations,
     secrets,
     service,
+    ssh_keys,
     streams,
     users,
 )
@@ -60,7 +61,7 @@ def _operations() -> tuple[BaseRoute, ...]:
     router.include_router(agent.frequent)
     for module in (
         instances, instance_groups, reservations, queue, logs, commands, streams, nodes, gpus, events,
-        projects, users, api_keys, me, secrets, registries, audit, service, agent, docs,
+        projects, users, api_keys, me, ssh_keys, secrets, registries, audit, service, agent, docs,
     ):  # fmt: skip
         router.include_router(module.router)
     return tuple(router.routes)

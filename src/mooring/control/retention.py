@@ -35,6 +35,7 @@ from mooring.db.tables import (
     Registry,
     Reservation,
     Secret,
+    SshKey,
     User,
 )
 from mooring.db.types import now
@@ -110,6 +111,7 @@ def sweeps(kept: RetentionTimes, limits: StorageLimits, horizons: Horizons) -> l
         _Groups(before),
         _Rows(Reservation.id, or_(Reservation.deleted_at < before, Reservation.to_at < before)),
         _Rows(JoinToken.id, or_(JoinToken.used_at < before, JoinToken.expires_at < before)),
+        _Rows(SshKey.id, SshKey.expires_at < before),
         _Rows(ApiKey.id, _dead_key(before)),
         _Rows(User.id, _unused_user(before)),
         _Projects(before),

@@ -13,6 +13,7 @@ CONTROL_PLANE: Final = "cpl"
 REQUEST: Final = "req"
 USER: Final = "usr"
 SECRET: Final = "sec"  # noqa: S105 - a prefix, not a secret
+SSH_KEY: Final = "ssh"
 REGISTRY: Final = "reg"
 AUDIT_ENTRY: Final = "aud"
 INSTANCE_GROUP: Final = "grp"

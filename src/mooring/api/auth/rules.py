@@ -133,6 +133,12 @@ RULES: Final[Mapping[str, Rule]] = {
     "get_api_key": _read_rule(_READ),
     "create_api_key": _action_rule(_READ, "api_key.create"),
     "delete_api_key": _action_rule(_READ, "api_key.delete"),
+    "get_my_ssh": Rule(Who.CALLER, None),
+    "list_ssh_keys": _read_rule(_READ),
+    "get_ssh_key": _read_rule(_READ),
+    "create_ssh_key": _action_rule(_EXEC, "ssh_key.create"),
+    "delete_ssh_key": _action_rule(_EXEC, "ssh_key.delete"),
+    "create_ssh_certificate": _action_rule(_EXEC, "ssh_certificate.create"),
     "list_audit_log": _read_rule(_OWN, _STREAM),
     "get_audit_head": _read_rule(_ADMIN),
     # members use secrets, so they may create them

@@ -7,6 +7,7 @@ from secrets import token_urlsafe
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, func, or_, select, true, update
+from sqlalchemy import delete as sql_delete
 from sqlalchemy.orm import Session
 
 from mooring.control import locks
@@ -33,7 +34,7 @@ from mooring.core.errors import (
     ScopeOfNoProject,
     Unauthorized,
 )
-from mooring.db.tables import ApiKey, Member, Node, Project, User
+from mooring.db.tables import ApiKey, Member, Node, Project, SshKey, User
 from mooring.db.types import new_id, now
 from mooring.schemas.base import timestamp
 
@@ -64,6 +65,14 @@ def identify(session: Session, secret: str) -> tuple[Caller, bool]:
         raise _unknown()
     must_record = row.last_used_at is None or row.last_used_at < now() - _LAST_USED_STEP
     return _caller(session, row), must_record
+
+
+def caller_of(session: Session, key_id: str) -> Caller:
+    """The caller of a key. Raises Unauthorized: it is revoked or expired."""
+    row = session.get(ApiKey, key_id)
+    if row is None or not _is_valid(row):
+        raise _unknown()
+    return _caller(session, row)
 
 
 def _is_valid(row: ApiKey) -> bool:
@@ -261,7 +270,7 @@ def _found(session: Session, query: Select[ApiKey], key_id: str) -> ApiKey:
 
 
 def revoke(session: Session, access: Access, key_id: str) -> None:
-    """Revoke a key for good. Every replica rejects it within a second.
+    """Revoke a key, and delete the SSH keys that it registered. Every replica rejects it within a second.
 
     Raises:
         NotFound: as `get`.
@@ -270,10 +279,13 @@ def revoke(session: Session, access: Access, key_id: str) -> None:
     row = _found(session, _visible_key(access, key_id).with_for_update(), key_id)
     _require_own_permissions(access, row.project_id, _permissions_now(session, row))
     row.revoked_at = now()
+    session.execute(sql_delete(SshKey).where(SshKey.api_key_id == row.id))
     audit_log.record(session, access, row.id, row.project_id, before=_described(row))
 
 
 def revoke_all(session: Session, keys: ColumnElement[bool]) -> None:
+    """Revoke keys, and delete the SSH keys that they registered."""
+    session.execute(sql_delete(SshKey).where(SshKey.api_key_id.in_(select(ApiKey.id).where(keys))))
     session.execute(update(ApiKey).where(keys, not_revoked()).values(revoked_at=now()))
 
 

@@ -85,7 +85,7 @@ def check(session: Session, encryptor: Encryptor) -> None:
         encryptor.decrypt(row.key_check)
         if not encryptor.uses_newest_key(row.key_check):
             row.key_check = encryptor.reencrypt(row.key_check)
-            _reencrypt_all(session, encryptor)
+            _reencrypt_all(session, encryptor, row)
     except InvalidToken:
         raise WrongEncryptionKey(
             "the encryption key is not the one this database was written with: secrets, registry passwords "
@@ -94,7 +94,11 @@ def check(session: Session, encryptor: Encryptor) -> None:
         ) from None
 
 
-def _reencrypt_all(session: Session, encryptor: Encryptor) -> None:
+def _reencrypt_all(session: Session, encryptor: Encryptor, row: ControlPlane) -> None:
+    if row.sealed_ssh_host_key is not None:
+        row.sealed_ssh_host_key = encryptor.reencrypt(row.sealed_ssh_host_key)
+    if row.sealed_ssh_ca_key is not None:
+        row.sealed_ssh_ca_key = encryptor.reencrypt(row.sealed_ssh_ca_key)
     for secret in session.scalars(select(Secret).with_for_update()):
         secret.sealed_value = encryptor.reencrypt(secret.sealed_value)
     for registry in session.scalars(select(Registry).with_for_update()):

@@ -16,7 +16,7 @@ from mooring.core.access import Access, Permission, Role, lacking
 from mooring.core.errors import DefaultProject, NameTaken, NotFound, ProjectInUse
 from mooring.db.session import notify
 from mooring.db.signals import Topic
-from mooring.db.tables import ApiKey, Instance, Member, Project, Registry, Secret, User
+from mooring.db.tables import ApiKey, Instance, Member, Project, Registry, Secret, SshKey, User
 from mooring.db.types import JsonObject, new_id, now
 
 # The fields that owners may change. The others decide how machines are shared, which is up to admins.
@@ -144,7 +144,7 @@ def described(row: Project) -> dict[str, Any]:
 def delete(
     session: Session, access: Access, project_id: str, default_project: str, if_match: int | None
 ) -> None:
-    """Delete a project with its keys, members, secrets, registries and reservations.
+    """Delete a project with its keys, SSH keys, members, secrets, registries and reservations.
 
     Its audit log and the record of its GPU usage are kept.
 
@@ -160,7 +160,7 @@ def delete(
     if session.scalar(remaining.limit(1)):
         raise ProjectInUse("this project has instances, ended ones included; delete them first")
     api_keys.revoke_all(session, ApiKey.project_id == project_id)
-    for table in (Member, Secret, Registry):
+    for table in (Member, Secret, Registry, SshKey):
         session.execute(sql_delete(table).where(table.project_id == project_id))
     reservations.delete_all(session, project_id)
     row.deleted_at = now()

@@ -107,6 +107,14 @@ def _actor(row: User) -> Caller:
     return Caller(id=row.id, kind="user", name=row.name, user_id=row.id)
 
 
+def caller_of(session: Session, user_id: str) -> Caller:
+    """The caller of a person, without roles that only a token grants. Raises Unauthorized: was deleted."""
+    row = session.get(User, user_id)
+    if row is None or row.deleted_at is not None:
+        raise Unauthorized("the user was deleted")
+    return _caller(session, row, ())
+
+
 def _caller(session: Session, row: User, grants: Iterable[RoleGrant]) -> Caller:
     if row.is_admin or sign_on.ADMIN in grants:
         everywhere = frozenset({Permission.ADMIN})

@@ -13,7 +13,7 @@ from mooring.control.tenants import api_keys
 from mooring.core import ids
 from mooring.core.access import Access
 from mooring.core.errors import EmailTaken, NotFound
-from mooring.db.tables import ApiKey, Member, User
+from mooring.db.tables import ApiKey, Member, SshKey, User
 from mooring.db.types import new_id, now
 
 
@@ -79,6 +79,7 @@ def delete(session: Session, access: Access, user_id: str, if_match: int | None)
     row = _locked(session, user_id)
     concurrency.require_current_version("user", row.version, if_match)
     api_keys.revoke_all(session, ApiKey.user_id == user_id)
+    session.execute(sql_delete(SshKey).where(SshKey.user_id == user_id))
     session.execute(sql_delete(Member).where(Member.user_id == user_id))
     row.deleted_at = now()
     audit_log.record(session, access, row.id, None, before=_described(row))

@@ -25,6 +25,9 @@ class ControlPlane(Base):
     key_check: Mapped[bytes | None] = mapped_column(LargeBinary)
     # Id of the key that signs the audit log: detects a wrong key at startup.
     audit_key_id: Mapped[str | None]
+    # The private keys of all gateways, encrypted: see control/ssh_identity.py.
+    sealed_ssh_host_key: Mapped[bytes | None] = mapped_column(LargeBinary)
+    sealed_ssh_ca_key: Mapped[bytes | None] = mapped_column(LargeBinary)
     # The highest `seq` of the events that were deleted.
     events_purged_to: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[datetime]

@@ -104,6 +104,28 @@ class ApiKey(Base):
     last_used_at: Mapped[datetime | None]
 
 
+class SshKey(Base):
+    """A key of SSH clients. It acts as the API key or person that registered it."""
+
+    __tablename__ = "ssh_keys"
+    __table_args__ = (
+        Index("uq_ssh_keys_api_key_id_fingerprint", "api_key_id", "fingerprint", unique=True),
+        Index("uq_ssh_keys_user_id_fingerprint", "user_id", "fingerprint", unique=True),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    public_key: Mapped[str]
+    fingerprint: Mapped[str] = mapped_column(index=True)
+    api_key_id: Mapped[str | None] = mapped_column(ForeignKey("api_keys.id", ondelete="CASCADE"))
+    user_id: Mapped[str | None] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"))
+    # The only project to use it in; null: all.
+    project_id: Mapped[str | None] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"), index=True)
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
+
+
 class Secret(Base):
     """A value that only containers see, stored encrypted."""
 
