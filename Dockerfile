@@ -1,4 +1,4 @@
-# One image for all of Mooring: `server` by default, `agent` on a node (docker-compose.yml shows both).
+# One image for all of Mooring: `server` by default, `gateway` for SSH, `agent` on a node (docker-compose.yml shows both).
 #
 # BASE is any Debian-like image with Python 3.11 or later with its venv module. It is pinned by digest, so that a moved
 # tag changes nothing; update it (docker buildx imagetools inspect python:3.12-slim) with each release.
@@ -32,7 +32,7 @@ RUN groupadd --gid 10001 mooring \
 COPY --from=build /opt/mooring /opt/mooring
 ENV PATH=/opt/mooring/bin:$PATH PYTHONUNBUFFERED=1 MOORING_DATA_DIR=/var/lib/mooring
 VOLUME /var/lib/mooring
-EXPOSE 8700
+EXPOSE 8700 8720 8722
 # Not root: the server needs no access to its machine. An agent needs Docker's socket: run it with --user 0.
 USER mooring
 # For the server. An agent does not listen: run it with --no-healthcheck.

@@ -46,6 +46,7 @@ def folder() -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Stack:
+    bed: Workspace
     server: ServerProcess
     agent: AgentProcess
     node: DockerNode
@@ -74,7 +75,7 @@ def on_docker(gpus: int = 8, *, through_proxy: bool = True) -> Iterator[Stack]:
         exits.callback(agent.stop)
         admin = exits.enter_context(server.client)
         agent.await_ready(admin)
-        yield Stack(server, agent, node, admin)
+        yield Stack(bed, server, agent, node, admin)
 
 
 @contextmanager

@@ -4,13 +4,18 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from mooring.settings import Settings
 from tests.nodes import simulated_node
 from tests.service import ADMIN_KEY, running, settings_for
 from tests.testbed.parts import program, require
+from tests.testbed.workspace import Workspace
+from tests.walk.product import GatewayProcess, clean_environment
 
 ROOT = Path(__file__).parents[1]
 PYTHON = Path(sys.executable).parent
@@ -33,16 +38,25 @@ def session(page: Path) -> tuple[list[str], str]:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tenancy.md", "docs/scheduling.md", "docs/access.md"])
-def test_a_session_prints_what_its_page_shows(page: str, tmp_path: Path) -> None:
+def test_a_session_prints_what_its_page_shows(page: str, workspace: Workspace, tmp_path: Path) -> None:
     require("curl")
     commands, shown = session(ROOT / page)
-    settings = settings_for(f"sqlite:///{tmp_path / 'mooring.db'}", tmp_path)
+    gateway_port, ssh_port = workspace.take_port(), workspace.take_port()
+    settings = settings_for(f"sqlite:///{tmp_path / 'mooring.db'}", tmp_path, ssh_port=ssh_port)
     with (
         running(settings) as service,
         service.client as admin,
         simulated_node(admin, tmp_path / "node", "sim-1"),
+        running_gateway(settings, gateway_port, tmp_path),
     ):
-        script = "\n".join(commands).replace("127.0.0.1:8700", service.url.removeprefix("http://"))
+        addresses = {
+            "127.0.0.1:8700": service.url.removeprefix("http://"),
+            "127.0.0.1:8720": f"127.0.0.1:{gateway_port}",
+            "Port 8722": f"Port {ssh_port}",
+        }
+        script = "\n".join(commands)
+        for documented, real in addresses.items():
+            script = script.replace(documented, real)
         done = subprocess.run(
             [program("bash"), "-euc", script],
             env={**os.environ, "MOORING_KEY": ADMIN_KEY, "PATH": f"{PYTHON}:{os.environ['PATH']}"},
@@ -52,8 +66,25 @@ def test_a_session_prints_what_its_page_shows(page: str, tmp_path: Path) -> None
             timeout=60,
             check=False,
         )
+    for port in (gateway_port, ssh_port):
+        workspace.give_back_port(port)
     assert done.stderr == ""
     assert without_ids(done.stdout.strip()) == without_ids(shown.strip())
+
+
+@contextmanager
+def running_gateway(settings: Settings, port: int, folder: Path) -> Iterator[None]:
+    """Within the block, a gateway of the service with these settings."""
+    environment = clean_environment() | {
+        "MOORING_DATA_DIR": str(settings.data_dir),
+        "MOORING_DATABASE_URL": settings.resolved_database_url,
+    }
+    gateway = GatewayProcess(environment, folder, "127.0.0.1", port, settings.ssh_port)
+    gateway.start()
+    try:
+        yield
+    finally:
+        gateway.stop()
 
 
 def without_ids(text: str) -> str:

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import httpx
@@ -212,3 +212,36 @@ class AgentProcess(Program):
         found = admin.items("/v1/nodes", name=self.node.name)
         ready = bool(found) and found[0]["state"] == "ready" and len(found[0]["gpus"]) == len(self.gpu_uuids)
         return found[0]["id"] if ready else None
+
+
+class GatewayProcess(Program):
+    """`mooring gateway` of a server, with SSH on `ssh_port`."""
+
+    def __init__(
+        self,
+        server_environment: Mapping[str, str],
+        folder: Path,
+        host: str,
+        port: int,
+        ssh_port: int,
+        **settings: str,
+    ) -> None:
+        self.host, self.port, self.ssh_port = host, port, ssh_port
+        environment = dict(server_environment) | {
+            "MOORING_GATEWAY_HOST": host,
+            "MOORING_GATEWAY_PORT": str(port),
+            "MOORING_GATEWAY_URL": f"http://{host}:{port}",
+            "MOORING_SSH_HOST": host,
+            "MOORING_SSH_PORT": str(ssh_port),
+            **settings,
+        }
+        super().__init__(["gateway"], environment, folder / "gateway.log")
+
+    def start(self) -> None:
+        self.log.unlink(missing_ok=True)
+        super().start()
+        self._wait_until(self._has_started, 60)
+
+    def _has_started(self) -> bool:
+        assert self.running, self.tail()
+        return "SSH" in self.printed()

@@ -48,7 +48,7 @@ FAILED_ATTEMPTS = 30
 # Four streams for each GPU of an 8-GPU node; each open stream uses memory.
 STREAMS_PER_CALLER = 32
 STREAMS_PER_PROJECT = 256  # leaves streams for other projects
-# Each stream uses a thread on the node. `agent/sync/worker_pools.py` has the same limit.
+# The agent allows 512 (`agent/streams/streams.py`), for all replicas and gateways together.
 STREAMS_PER_PROJECT_AND_NODE = 16
 STREAMS = 1024
 STREAMS_RESERVED_FOR_ADMINS = 128
@@ -303,10 +303,11 @@ class OpenStreams:
 class NodeStreams:
     """Counts open logs and commands by node and project. For the event loop's thread only.
 
-    All callers of a project count together: they use the same threads on the node.
+    All callers of a project count together.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, of_project: int = STREAMS_PER_PROJECT_AND_NODE) -> None:
+        self._of_project = of_project
         self._open: Counter[tuple[str, str]] = Counter()
 
     def __len__(self) -> int:
@@ -323,9 +324,9 @@ class NodeStreams:
             yield
             return
         key = node_id, project_id
-        if self._open[key] >= STREAMS_PER_PROJECT_AND_NODE:
+        if self._open[key] >= self._of_project:
             raise TooManyStreamsOnNode(
-                f"your project has {STREAMS_PER_PROJECT_AND_NODE} logs and commands open on the node of this "
+                f"your project has {self._of_project} logs and commands open on the node of this "
                 "instance; close one of them, then try again",
             )
         self._open[key] += 1

@@ -45,7 +45,7 @@ def _main() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
     )
-    for library in ("httpx", "httpcore", "alembic", "urllib3"):
+    for library in ("httpx", "httpcore", "alembic", "urllib3", "asyncssh"):
         logging.getLogger(library).setLevel(logging.WARNING)
 
 
@@ -79,6 +79,18 @@ def server() -> None:
     settings = read_settings(Settings)
     with explained_problems():
         serve_alone(settings)
+
+
+@app.command()
+def gateway(
+    local: Annotated[bool, typer.Option(hidden=True, help="started by `mooring up`; ends with it")] = False,
+) -> None:
+    """Run a gateway: SSH into instances. It needs the server's database and encryption keys."""
+    end_process_on_thread_failure()
+    from mooring.cli.gateway import run  # noqa: PLC0415
+    from mooring.settings import Settings  # noqa: PLC0415
+
+    run(read_settings(Settings), ends_with_parent=local)
 
 
 @app.command()

@@ -1,10 +1,6 @@
 """`mooring up` and `mooring server`: run the control plane, with or without this machine as a node."""
 
 import os
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +8,7 @@ import typer
 
 from mooring.agent.settings import AgentSettings
 from mooring.agent.sync.identity import identities
+from mooring.cli.children import ChildProcess
 from mooring.control.audit.signing_keys import WrongAuditKey
 from mooring.control.nodes import joins, nodes
 from mooring.control.tenants.encryption import WrongEncryptionKey
@@ -21,6 +18,11 @@ from mooring.server import ControlPlane, Service, open_control_plane
 from mooring.settings import Settings, is_loopback
 
 _TOKEN_TTL_S = 3600
+_NODE_STOPPED_WITHIN_S = 5
+_GATEWAY_STOPPED_WITHIN_S = 5
+# Its sessions end with the control plane, so it need not wait for them. The local node gets its URL in each
+# request, so any free port will do.
+_GATEWAY_SETTINGS = {"MOORING_GATEWAY_DRAIN_S": "0", "MOORING_GATEWAY_PORT": "0"}
 # Variables that Python, the Docker client, NVIDIA's libraries and TLS read, besides the agent's settings.
 _INHERITED = frozenset({"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "NO_COLOR", "TERM"})
 _INHERITED_PREFIXES = (
@@ -46,16 +48,17 @@ def serve_alone(settings: Settings) -> None:
 
 
 def run(settings: Settings, agent_settings: AgentSettings) -> int:
-    """Run the control plane in this process and the local node in a child process.
+    """Run the control plane in this process, and the local node and a gateway in child processes.
 
     Returns:
-        The exit status: the node's if it failed, else 0.
+        The exit status: that of a child process if it failed, else 0.
 
     Raises:
         DatabaseProblem, DBAPIError, OSError: as `serve_alone`.
     """
     plane = _open_or_exit(settings)
     local = LocalNode(plane, agent_settings)
+    gateway = ChildProcess("gateway", "gateway", "--local")
 
     def started(url: str) -> None:
         limit_collections()
@@ -63,12 +66,15 @@ def run(settings: Settings, agent_settings: AgentSettings) -> int:
         _print_isolation(settings)
         _print_first_steps(plane, url)
         local.start(url)
+        if settings.ssh_port:
+            gateway.start(_GATEWAY_SETTINGS | os.environ)
 
     try:
         Service(plane, awaited_nodes=local.node_count, on_started=started).run()
     finally:
-        local.stop()
-    return local.exit_status
+        gateway.stop(_GATEWAY_STOPPED_WITHIN_S)
+        local.process.stop(_NODE_STOPPED_WITHIN_S)
+    return local.process.exit_status or gateway.exit_status
 
 
 def _open_or_exit(settings: Settings) -> ControlPlane:
@@ -111,15 +117,13 @@ def relaxed_settings(settings: Settings) -> dict[str, str]:
 
 
 class LocalNode:
-    """The agent as a child process. It ends with this process, which ends if the agent fails."""
+    """The agent as a child process. Its containers keep running when it ends; the next start finds them."""
 
     def __init__(self, plane: ControlPlane, settings: AgentSettings) -> None:
         self._plane = plane
         self._settings = settings
         self.node_count = sum(fleet.nodes for fleet in settings.simulate) or 1
-        self.exit_status = 0
-        self._child: subprocess.Popen[bytes] | None = None
-        self._stopping = False
+        self.process = ChildProcess("local node", "agent", "--local")
 
     def start(self, url: str) -> None:
         self._approve_next_report()
@@ -129,15 +133,7 @@ class LocalNode:
         }
         for name, value in relaxed_settings(self._plane.settings).items():
             environment.setdefault(name, value)
-        # The agent's standard input is a pipe: when this process ends for any reason, the agent reads
-        # end-of-file and exits too.
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "mooring.cli", "agent", "--local"],
-            stdin=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,  # only the parent gets Ctrl-C, and then stops the agent
-        )
-        threading.Thread(target=self._watch, args=(self._child,), name="local-node", daemon=True).start()
+        self.process.start(environment)
 
     def _approve_next_report(self) -> None:
         """Approve what the local nodes report next: the operator may have changed MOORING_SIMULATE.
@@ -157,25 +153,6 @@ class LocalNode:
                 joins.create_join_token(session, access, _TOKEN_TTL_S, None, local=True)[1]
                 for _ in range(self.node_count)
             ]
-
-    def _watch(self, child: subprocess.Popen[bytes]) -> None:
-        status = child.wait()
-        if not self._stopping and status != 0:
-            typer.echo(f"the local node ended with status {status}; stopping", err=True)
-            self.exit_status = status
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def stop(self) -> None:
-        """Stop the agent. Its containers keep running; the next start finds them again."""
-        self._stopping = True
-        if self._child is None:
-            return
-        self._child.terminate()
-        try:
-            self._child.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
 
 
 def _print_banner(plane: ControlPlane, url: str) -> None:

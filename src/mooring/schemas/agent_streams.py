@@ -41,6 +41,7 @@ class ExecRequest(Peer):
     """A command to run.
 
     Attributes:
+        login_shell: replace the program of `command` by the login shell of the user, as sshd does.
         env: variables in addition to those of the container.
         timeout_s: the command is then killed; 0: never.
         max_output_bytes: further output is dropped; 0: no limit.
@@ -55,6 +56,7 @@ class ExecRequest(Peer):
     working_dir: Text | None = None
     tty: bool = False
     stdin: bool = False
+    login_shell: bool = False
     window: WindowSize | None = None
     timeout_s: int = 0
     max_output_bytes: int = 0

@@ -9,6 +9,7 @@ from mooring.agent.docker import processes
 from mooring.agent.docker.container_output import ContainerOutput
 from mooring.agent.docker.engine_streams import Document, EngineApi, EngineConnection
 from mooring.agent.docker.errors import EngineRefused
+from mooring.agent.docker.login_shell import in_login_shell
 from mooring.agent.runtime import RuntimeUnavailable, StreamRefused
 from mooring.core.paths import is_kernel_path, normal_path
 from mooring.core.stream_messages import Channel
@@ -149,7 +150,7 @@ def _config(request: ExecRequest, run_id: str) -> Document:
         "AttachStdout": True,
         "AttachStderr": True,
         "Tty": request.tty,
-        "Cmd": request.command,
+        "Cmd": in_login_shell(request.command) if request.login_shell else request.command,
         "Env": [f"{name}={value}" for name, value in {**request.env, RUN_VARIABLE: run_id}.items()],
         "User": request.user or "",
         "WorkingDir": request.working_dir or "",

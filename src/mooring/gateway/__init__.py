@@ -1,0 +1,1 @@
+"""`mooring gateway`: protocols that end in an instance. Agents connect to this process, as to a replica."""

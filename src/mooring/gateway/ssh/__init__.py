@@ -1,0 +1,1 @@
+"""SSH into instances, without a server in the image: sessions become commands, forwarding becomes dials."""

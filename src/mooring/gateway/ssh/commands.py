@@ -1,0 +1,138 @@
+"""A shell, a command or a subsystem of an SSH client, as a command in the instance."""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import asyncssh
+
+from mooring.core.errors import BadRequest
+from mooring.core.stream_messages import Channel
+from mooring.gateway.ssh.copying import ChannelOwner, Copying
+from mooring.schemas.agent_streams import MAX_WINDOW, ExecRequest, Signal, StreamStatus, WindowSize
+from mooring.streams.node_streams import NodeStream
+
+# In the places of Debian, Alpine and Red Hat.
+_SFTP_SERVER: Final = """
+for each in /usr/lib/openssh/sftp-server /usr/lib/ssh/sftp-server /usr/libexec/openssh/sftp-server; do
+    [ -x "$each" ] && exec "$each"
+done
+echo "mooring: sftp and scp need an sftp-server, and this image has none: install one in it," \\
+    "or copy with: ssh INSTANCE tar -c FOLDER | tar -x" >&2
+exit 127
+"""
+_ALLOWED_ENV: Final = re.compile(r"LANG|LC_[A-Z_]+|TZ|COLORTERM|TERM_PROGRAM(_VERSION)?|GIT_PROTOCOL")
+_MAX_ENV_BYTES: Final = 4096
+_SFTP: Final = "sftp"
+# OpenSSH exits with 255 when the connection fails, so scripts can tell it from most exit codes of a command.
+_FAILED: Final = 255
+
+OpenCommand = Callable[[ExecRequest], Awaitable[NodeStream]]
+Banner = Callable[[], Awaitable[str]]
+
+
+class CommandSession(Copying, asyncssh.SSHServerSession[bytes]):
+    """One session of a client.
+
+    Args:
+        open_command: opens the stream.
+        banner: shown at the start of a shell in a terminal.
+    """
+
+    def __init__(self, owner: ChannelOwner, open_command: OpenCommand, banner: Banner) -> None:
+        super().__init__(owner)
+        self._open_command, self._banner = open_command, banner
+        self._command: list[str] = []
+        self._is_shell = self._is_subsystem = False
+        self._terminal: WindowSize | None = None
+        self._term = ""
+
+    def pty_requested(self, term_type: str, term_size: tuple[int, int, int, int], term_modes: object) -> bool:
+        self._terminal, self._term = _window(term_size[0], term_size[1]), term_type
+        return True
+
+    def shell_requested(self) -> bool:
+        self._is_shell = True
+        self._command = ["sh", "-l"]
+        return True
+
+    def exec_requested(self, command: str) -> bool:
+        self._command = ["sh", "-c", command]
+        return True
+
+    def subsystem_requested(self, subsystem: str) -> bool:
+        self._is_subsystem = True
+        self._command = ["/bin/sh", "-c", _SFTP_SERVER]
+        return subsystem == _SFTP
+
+    def terminal_size_changed(self, width: int, height: int, pixwidth: int, pixheight: int) -> None:
+        self.put(Channel.RESIZE, _window(width, height).model_dump_json().encode())
+
+    def signal_received(self, signal: str) -> None:
+        if re.fullmatch(r"[A-Z0-9]{1,16}", signal):
+            self.put(Channel.SIGNAL, Signal(signal=signal).model_dump_json().encode())
+
+    async def open(self) -> NodeStream:
+        """Raises MooringError: why the command cannot be started."""
+        if any("\0" in part for part in self._command):
+            raise BadRequest("a command cannot contain a NUL character")
+        if self._is_shell and self._terminal is not None:
+            self._channel.write((await self._banner()).replace("\n", "\r\n").encode())
+        return await self._open_command(
+            ExecRequest(
+                command=self._command,
+                env=self._environment(),
+                tty=self._terminal is not None,
+                stdin=True,
+                login_shell=not self._is_subsystem,
+                window=self._terminal,
+            )
+        )
+
+    def _environment(self) -> dict[str, str]:
+        chan = self.chan
+        assert isinstance(chan, asyncssh.SSHServerChannel)
+        allowed = {
+            name: value
+            for name, value in _decoded(chan.get_environment()).items()
+            if _ALLOWED_ENV.fullmatch(name) and len(value) <= _MAX_ENV_BYTES and "\0" not in value
+        }
+        return allowed | ({"TERM": self._term} if self._term and "\0" not in self._term else {})
+
+    def write(self, channel: Channel, data: bytes) -> None:
+        chan = self.chan
+        assert isinstance(chan, asyncssh.SSHServerChannel)
+        if channel is Channel.STDERR:
+            chan.write_stderr(data)
+        else:
+            chan.write(data)
+
+    def end(self, status: StreamStatus) -> None:
+        chan = self.chan
+        assert isinstance(chan, asyncssh.SSHServerChannel)
+        if status.reason is None:
+            chan.exit(status.exit_code or 0)
+        else:
+            self.end_because(status.reason.message)
+
+    def end_because(self, reason: str) -> None:
+        """Tell the user why the session ends."""
+        chan = self.chan
+        if not isinstance(chan, asyncssh.SSHServerChannel) or chan.is_closing():
+            return  # it has not begun, or has ended
+        end = "\r\n" if self._terminal else "\n"
+        chan.write_stderr(f"mooring: {reason}{end}".encode())
+        chan.exit(_FAILED)
+
+
+def _window(width: int, height: int) -> WindowSize:
+    return WindowSize(width=min(width or 80, MAX_WINDOW), height=min(height or 24, MAX_WINDOW))
+
+
+def _decoded(environment: Mapping[str, str] | Mapping[bytes, bytes]) -> dict[str, str]:
+    return {
+        name.decode(errors="replace") if isinstance(name, bytes) else name: (
+            value.decode(errors="replace") if isinstance(value, bytes) else value
+        )
+        for name, value in environment.items()
+    }

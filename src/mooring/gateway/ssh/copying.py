@@ -1,0 +1,166 @@
+"""Copies between an SSH channel and the stream of a node, in both directions, without buffers that grow."""
+
+import asyncio
+import logging
+from typing import Any, Final, Protocol
+
+import asyncssh
+
+from mooring.core.errors import MooringError
+from mooring.core.stream_messages import STDIN_CLOSED, STDOUT_CLOSED, Channel
+from mooring.schemas.agent_streams import StreamStatus
+from mooring.streams.node_streams import NodeStream
+
+# Of input for the instance; then the client's window does not open again, and the client has to wait.
+_BUFFERED_BYTES: Final = 256 * 1024
+# How long a client that does not read may take to read the last message.
+_STATUS_WITHIN_S: Final = 2.0
+
+SshChannel = asyncssh.SSHServerChannel[bytes] | asyncssh.SSHTCPChannel[bytes]
+
+log = logging.getLogger(__name__)
+
+
+class ChannelOwner(Protocol):
+    """The connection of a channel."""
+
+    def used(self) -> None:
+        """Called for data in each direction."""
+
+    def closed(self) -> None:
+        """Called once the channel is closed."""
+
+
+class Copying:
+    """The callbacks of asyncssh that commands and forwarded connections have in common."""
+
+    def __init__(self, owner: ChannelOwner) -> None:
+        self._owner = owner
+        self.chan: SshChannel | None = None
+        self._input: asyncio.Queue[tuple[Channel, bytes]] = asyncio.Queue()
+        self._buffered = 0
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self.lost = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    # Callbacks of asyncssh.
+
+    def connection_made(self, chan: Any) -> None:
+        self.chan = chan
+
+    def session_started(self) -> None:
+        self._task = asyncio.create_task(self._guarded())
+
+    def data_received(self, data: bytes, datatype: Any) -> None:
+        self.put(Channel.STDIN, data)
+        self._owner.used()
+        self._buffered += len(data)
+        if self._buffered >= _BUFFERED_BYTES:
+            self._channel.pause_reading()
+
+    def eof_received(self) -> bool:
+        self.put(Channel.CLOSE, STDIN_CLOSED[1:])
+        return True  # the other direction stays open
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set()
+        self._owner.closed()
+
+    # What a subclass adds.
+
+    async def open(self) -> NodeStream:
+        """Raises MooringError: why no stream can be opened."""
+        raise NotImplementedError
+
+    def write(self, channel: Channel, data: bytes) -> None:
+        """Write output to the client."""
+        raise NotImplementedError
+
+    def end(self, status: StreamStatus) -> None:
+        """Tell the client how the stream ended, and close the channel."""
+        raise NotImplementedError
+
+    # Copying.
+
+    @property
+    def _channel(self) -> SshChannel:
+        assert self.chan is not None  # asyncssh calls `connection_made` first
+        return self.chan
+
+    def put(self, channel: Channel, data: bytes) -> None:
+        self._input.put_nowait((channel, data))
+
+    async def _guarded(self) -> None:
+        try:
+            await self._run()
+        except Exception:
+            log.exception("an SSH channel ends, because copying failed")
+            self._channel.abort()
+
+    async def _run(self) -> None:
+        opening = asyncio.ensure_future(self.open())
+        gone = asyncio.ensure_future(self.lost.wait())
+        try:
+            await asyncio.wait({opening, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():
+                return
+            stream = await opening
+        except MooringError as error:
+            self.end(StreamStatus.of_error(error.code, error.message))
+            return
+        finally:
+            gone.cancel()
+            if not opening.done():
+                opening.cancel()
+                await asyncio.gather(opening, return_exceptions=True)
+        try:
+            await self._copy(stream)
+        finally:
+            await stream.close()
+
+    async def _copy(self, stream: NodeStream) -> None:
+        output = asyncio.ensure_future(self._copy_output(stream))
+        received = asyncio.ensure_future(self._copy_input(stream))
+        gone = asyncio.ensure_future(self.lost.wait())
+        revoked = asyncio.ensure_future(stream.revoked.wait())
+        tasks: set[asyncio.Future[Any]] = {output, received, gone, revoked}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                return
+            async with asyncio.timeout(_STATUS_WITHIN_S):
+                self.end(await output)
+        except TimeoutError:
+            self._channel.abort()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _copy_output(self, stream: NodeStream) -> StreamStatus:
+        while not isinstance(found := await stream.receive(), StreamStatus):
+            channel, data = found
+            if channel is Channel.CLOSE and data == STDOUT_CLOSED[1:]:
+                self._channel.write_eof()
+            elif data and channel in {Channel.STDOUT, Channel.STDERR}:
+                self._owner.used()
+                self.write(channel, data)
+                await self._writable.wait()
+        return found
+
+    async def _copy_input(self, stream: NodeStream) -> None:
+        while True:
+            channel, data = await self._input.get()
+            if channel is Channel.STDIN:
+                self._buffered -= len(data)
+            if not await stream.send(channel, data):
+                await asyncio.Event().wait()  # the output ends too, with the reason
+            if self._buffered < _BUFFERED_BYTES:
+                self._channel.resume_reading()

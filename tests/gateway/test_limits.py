@@ -1,0 +1,88 @@
+"""How connections are counted."""
+
+from collections.abc import Collection
+
+import pytest
+
+from mooring.core.access import Caller
+from mooring.core.errors import TooManyStreams
+from mooring.gateway.ssh.shared import (
+    CONNECTIONS,
+    CONNECTIONS_PER_PROJECT,
+    UNAUTHENTICATED,
+    UNAUTHENTICATED_PER_NETWORK,
+    OpenConnections,
+)
+
+
+class Client:
+    """A connection."""
+
+    credentials: Collection[str] = ()
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+
+    def require_allowed(self, callers: dict[str, Caller]) -> None:
+        """Not called by what is tested here."""
+
+    def disconnect(self, reason: str) -> None:
+        self.reason = reason
+
+
+def authenticated(opened: OpenConnections, count: int, *projects: str) -> list[Client]:
+    clients = [Client() for _ in range(count)]
+    for number, client in enumerate(clients):
+        assert opened.connected(client, f"network {number}")
+        opened.authenticate(client, projects)
+    return clients
+
+
+def test_a_network_at_its_limit_leaves_room_for_others() -> None:
+    opened = OpenConnections()
+    first = [Client() for _ in range(UNAUTHENTICATED_PER_NETWORK)]
+    assert all(opened.connected(client, "a") for client in first)
+    assert not opened.connected(Client(), "a")
+    assert opened.connected(Client(), "b")
+    opened.lost(first[0])
+    assert opened.connected(Client(), "a")
+
+
+def test_connections_before_authentication_are_limited_in_total() -> None:
+    opened = OpenConnections()
+    for number in range(UNAUTHENTICATED):
+        assert opened.connected(Client(), f"network {number}")
+    assert not opened.connected(Client(), "another")
+
+
+def test_a_project_at_its_limit_leaves_room_for_others() -> None:
+    opened = OpenConnections()
+    clients = authenticated(opened, CONNECTIONS_PER_PROJECT, "prj_a")
+    late = Client()
+    assert opened.connected(late, "network")
+    with pytest.raises(TooManyStreams, match="close one first"):
+        opened.authenticate(late, ["prj_a"])
+    # A key that another project has registered too counts there.
+    opened.authenticate(late, ["prj_a", "prj_b"])
+    opened.lost(clients[0])
+    authenticated(opened, 1, "prj_a")
+
+
+def test_connections_are_limited_in_total() -> None:
+    opened = OpenConnections()
+    for number in range(CONNECTIONS // CONNECTIONS_PER_PROJECT):
+        authenticated(opened, CONNECTIONS_PER_PROJECT, f"prj_{number}")
+    with pytest.raises(TooManyStreams, match="this gateway"):
+        authenticated(opened, 1, "prj_late")
+
+
+def test_all_are_disconnected_at_the_end() -> None:
+    opened = OpenConnections()
+    clients = authenticated(opened, 2, "prj_a")
+    waiting = Client()
+    opened.connected(waiting, "network")
+    opened.disconnect_all("the gateway is shutting down")
+    assert {client.reason for client in [*clients, waiting]} == {"the gateway is shutting down"}
+    for client in [*clients, waiting, waiting]:
+        opened.lost(client)
+    assert len(opened) == 0

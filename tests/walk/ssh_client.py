@@ -1,0 +1,55 @@
+"""OpenSSH's client, as its users run it."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.service import Client
+from tests.walk.product import GatewayProcess
+
+WITHIN_S = 60
+
+
+class SshClient:
+    """OpenSSH with one key, which has been registered."""
+
+    def __init__(self, admin: Client, gateway: GatewayProcess, folder: Path, name: str = "key") -> None:
+        self.gateway, self.admin = gateway, admin
+        self.key = folder / name
+        argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(self.key)]
+        subprocess.run(argv, check=True)
+        self._known_hosts = folder / "known_hosts"
+
+    def register(self, **fields: Any) -> str:
+        body = {"name": "test", "public_key": self.key.with_suffix(".pub").read_text(), **fields}
+        answer = self.admin.post("/v1/ssh-keys", json=body)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    def certify(self, client: Client | None = None) -> None:
+        """Get a certificate, which OpenSSH finds beside the key."""
+        body = {"public_key": self.key.with_suffix(".pub").read_text()}
+        answer = (client or self.admin).post("/v1/ssh-certificates", json=body)
+        assert answer.status_code == 201, answer.text
+        self.key.with_name(f"{self.key.name}-cert.pub").write_text(answer.json()["certificate"])
+
+    def options(self, port_flag: str = "-p") -> list[str]:
+        return [
+            *(port_flag, str(self.gateway.ssh_port)), "-F", "none", "-i", str(self.key),
+            *("-o", "IdentitiesOnly=yes"), *("-o", "BatchMode=yes"),
+            *("-o", "StrictHostKeyChecking=accept-new"),
+            *("-o", f"UserKnownHostsFile={self._known_hosts}"),
+        ]  # fmt: skip
+
+    def argv(self, name: str, *command: str, flags: tuple[str, ...] = ()) -> list[str]:
+        return ["ssh", *self.options(), *flags, f"{name}@{self.gateway.host}", *command]
+
+    def run(
+        self, name: str, *command: str, flags: tuple[str, ...] = (), given: bytes = b""
+    ) -> subprocess.CompletedProcess[bytes]:
+        argv = self.argv(name, *command, flags=flags)
+        return subprocess.run(argv, input=given, capture_output=True, timeout=WITHIN_S, check=False)
+
+    def start(self, name: str, *command: str, flags: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(self.argv(name, *command, flags=flags), stdin=pipe, stdout=pipe, stderr=pipe)
