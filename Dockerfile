@@ -21,9 +21,10 @@ RUN /build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && python3 -m compileall -q /opt/mooring/lib
 
 FROM ${BASE}
-# For agents, whose packet filter rules isolate instances from the node, and for `mooring db backup`.
-RUN { command -v iptables && command -v pg_dump; } >/dev/null \
+# For agents, whose packet filter rules isolate instances from the node, for `mooring db backup`, and for `mooring toolbox`.
+RUN { command -v iptables && command -v pg_dump && command -v rsync; } >/dev/null \
     || { apt-get update && apt-get install --yes --no-install-recommends iptables postgresql-client \
+    busybox-static libnss-wrapper openssh-client openssh-sftp-server rsync \
     && rm -rf /var/lib/apt/lists/*; }
 # User and group have fixed IDs, so that the next release can read an existing volume.
 RUN groupadd --gid 10001 mooring \

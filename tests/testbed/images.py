@@ -1,6 +1,7 @@
 """Container images built locally, without a registry or network."""
 
 import io
+import re
 import subprocess
 import tarfile
 from functools import cache
@@ -32,19 +33,50 @@ GROUP = b"root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n"
 @cache
 def busybox_layer() -> bytes:
     """Return a root filesystem as a tar archive: busybox under all its names, and standard files."""
-    busybox = program("busybox")
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for folder in ("bin", "dev", "etc", "home", "home/user", "proc", "root", "sys", "var"):
-            _add_folder(archive, folder)
-        _add_folder(archive, "tmp", 0o1777)
-        _add_file(archive, "bin/busybox", Path(busybox).read_bytes(), 0o755)
-        _add_file(archive, WAITER.lstrip("/"), WAITER_SCRIPT, 0o755)
-        _add_file(archive, "etc/passwd", PASSWD)
-        _add_file(archive, "etc/group", GROUP)
-        for applet in sorted(_applets(busybox)):
-            _add_link(archive, f"bin/{applet}", "busybox")
+        _add_busybox(archive, PASSWD)
     return buffer.getvalue()
+
+
+def _add_busybox(archive: tarfile.TarFile, passwd: bytes) -> None:
+    busybox = program("busybox")
+    for folder in ("bin", "dev", "etc", "home", "home/user", "proc", "root", "sys", "var"):
+        _add_folder(archive, folder)
+    _add_folder(archive, "tmp", 0o1777)
+    _add_file(archive, "bin/busybox", Path(busybox).read_bytes(), 0o755)
+    _add_file(archive, WAITER.lstrip("/"), WAITER_SCRIPT, 0o755)
+    _add_file(archive, "etc/passwd", passwd)
+    _add_file(archive, "etc/group", GROUP)
+    for applet in sorted(_applets(busybox)):
+        _add_link(archive, f"bin/{applet}", "busybox")
+
+
+@cache
+def scratch_layer() -> bytes:
+    """Return a root filesystem of one static program, which sleeps: no shell, no /etc, no /tmp."""
+    return single_file_layer("sleep", Path(program("busybox")).read_bytes(), 0o755)
+
+
+@cache
+def glibc_layer() -> bytes:
+    """Return a root filesystem like that of Debian: bash as the shell of root, git, and their libraries."""
+    programs = {f"usr/bin/{name}": program(name) for name in ("bash", "git")}
+    libraries = {found.lstrip("/"): found for path in programs.values() for found in _libraries(path)}
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        _add_busybox(archive, PASSWD.replace(b"/root:/bin/sh", b"/root:/bin/bash"))
+        for name, path in {**programs, **libraries}.items():
+            _add_file(archive, name, Path(path).read_bytes(), 0o755)
+        _add_link(archive, "bin/bash", "../usr/bin/bash")
+        for name in ("git-upload-pack", "git-receive-pack"):
+            _add_link(archive, f"usr/bin/{name}", "git")
+    return buffer.getvalue()
+
+
+def _libraries(path: str) -> list[str]:
+    listed = subprocess.run(["ldd", path], capture_output=True, text=True, check=True)
+    return re.findall(r"(/\S+) \(0x", listed.stdout)
 
 
 def _applets(busybox: str) -> set[str]:
@@ -52,10 +84,10 @@ def _applets(busybox: str) -> set[str]:
     return set(listed.stdout.split()) - {"busybox"}
 
 
-def single_file_layer(name: str, content: bytes) -> bytes:
+def single_file_layer(name: str, content: bytes, mode: int = 0o644) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        _add_file(archive, name, content)
+        _add_file(archive, name, content, mode)
     return buffer.getvalue()
 
 

@@ -30,6 +30,11 @@ missing_packages() {
     command -v curl >/dev/null || echo curl
     command -v jq >/dev/null || echo jq
     command -v git >/dev/null || echo git
+    command -v ssh >/dev/null && command -v sftp >/dev/null && command -v scp >/dev/null || echo openssh-client
+    # The toolbox of instances (docs/access.md) is made of these, busybox-static and scp.
+    [[ -x /usr/lib/openssh/sftp-server ]] || echo openssh-sftp-server
+    command -v rsync >/dev/null || echo rsync
+    compgen -G '/usr/lib/*/libnss_wrapper.so' >/dev/null || echo libnss-wrapper
     command -v node >/dev/null || echo nodejs
     command -v npm >/dev/null || echo npm
 }

@@ -5,6 +5,7 @@ import shutil
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -32,6 +33,7 @@ PARTS = {
     "postgres": Part(("initdb", "postgres", "setpriv")),
     # Nodes reach the registry over a bridge that only root can make.
     "registry": Part(("docker-registry", "ip"), needs_root=True),
+    "ssh": Part(("ssh", "ssh-keygen", "scp", "sftp", "rsync")),
     "xfs": Part(("mkfs.xfs", "mount", "umount"), needs_root=True),
 }
 
@@ -76,9 +78,12 @@ def missing(part: str) -> str:
 
 def require(part: str) -> None:
     """Skip the test if `part` is missing. Under CI=true, fail it: CI must not pass with skipped tests."""
-    reason = missing(part)
-    if not reason:
-        return
+    if reason := missing(part):
+        skip(reason)
+
+
+def skip(reason: str) -> NoReturn:
+    """Skip the test; under CI=true, fail it."""
     if os.environ.get("CI") == "true":
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)

@@ -15,7 +15,8 @@ from tests.testbed.postgres import PostgresCluster
 from tests.testbed.waiting import wait_until
 from tests.testbed.workspace import Workspace
 from tests.walk.checker import Found, Invariants, all_instances, containers_on
-from tests.walk.product import AgentProcess, ServerProcess
+from tests.walk.product import AgentProcess, GatewayProcess, ServerProcess
+from tests.walk.ssh_client import SshClient
 from tests.walk.up import Up
 
 SETTLE_S = 60  # the time within which all operations in progress end
@@ -175,3 +176,27 @@ def up(workspace: Workspace, tmp_path: Path) -> Iterator[Callable[..., Up]]:
     for each in made:
         each.kill()
     workspace.give_back_port(port)
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    shared_cluster: Cluster, workspace: Workspace, root_address: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    ports = [workspace.take_port(), workspace.take_port()]
+    environment, folder = shared_cluster.server.environment, tmp_path_factory.mktemp("gateway")
+    made = GatewayProcess(environment, folder, root_address, *ports, MOORING_GATEWAY_DRAIN_S="0.5")
+    made.forked = True
+    made.start()
+    yield made
+    made.stop()
+    for port in ports:
+        workspace.give_back_port(port)
+
+
+@pytest.fixture
+def ssh(admin: Client, gateway: GatewayProcess, tmp_path: Path) -> Iterator[SshClient]:
+    """A client whose key acts as the admin key."""
+    client = SshClient(admin, gateway, tmp_path)
+    key_id = client.register()
+    yield client
+    admin.delete(f"/v1/ssh-keys/{key_id}")

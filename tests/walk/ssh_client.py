@@ -1,5 +1,6 @@
 """OpenSSH's client, as its users run it."""
 
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,29 @@ class SshClient:
     ) -> subprocess.CompletedProcess[bytes]:
         argv = self.argv(name, *command, flags=flags)
         return subprocess.run(argv, input=given, capture_output=True, timeout=WITHIN_S, check=False)
+
+    def sftp(self, name: str, *commands: str) -> subprocess.CompletedProcess[bytes]:
+        """Run commands of `sftp`, until one fails."""
+        argv = ["sftp", *self.options("-P"), "-b", "-", f"{name}@{self.gateway.host}"]
+        given = "\n".join(commands).encode()
+        return subprocess.run(argv, input=given, capture_output=True, timeout=WITHIN_S, check=False)
+
+    def scp(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        argv = ["scp", *self.options("-P"), *arguments]
+        return subprocess.run(argv, capture_output=True, timeout=WITHIN_S, check=False)
+
+    def rsync(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        argv = ["rsync", f"--rsh={self.remote_shell}", *arguments]
+        return subprocess.run(argv, capture_output=True, timeout=WITHIN_S, check=False)
+
+    @property
+    def remote_shell(self) -> str:
+        """The command line of `ssh`, for programs that add the host to it."""
+        return shlex.join(["ssh", *self.options()])
+
+    def at(self, name: str, path: str) -> str:
+        """A path in an instance, for `scp` and `rsync`."""
+        return f"{name}@{self.gateway.host}:{path}"
 
     def start(self, name: str, *command: str, flags: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
         pipe = subprocess.PIPE

@@ -4,15 +4,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.service import Client
+from tests.testbed.toolbox import SCRATCH, import_images
 from tests.testbed.waiting import wait_until
-from tests.testbed.workspace import Workspace
 from tests.walk.conftest import Cluster
 from tests.walk.product import GatewayProcess
 from tests.walk.ssh_client import WITHIN_S, SshClient
@@ -20,31 +19,6 @@ from tests.walk.test_operations import SMALL
 from tests.walk.test_stream_faults import commands_in
 
 MIB = 1024 * 1024
-
-
-@pytest.fixture(scope="module")
-def gateway(
-    shared_cluster: Cluster, workspace: Workspace, root_address: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayProcess]:
-    ports = [workspace.take_port(), workspace.take_port()]
-    made = GatewayProcess(
-        shared_cluster.server.environment, tmp_path_factory.mktemp("gateway"), root_address, *ports
-    )
-    made.forked = True
-    made.start()
-    yield made
-    made.stop()
-    for port in ports:
-        workspace.give_back_port(port)
-
-
-@pytest.fixture
-def ssh(admin: Client, gateway: GatewayProcess, tmp_path: Path) -> Iterator[SshClient]:
-    """A client whose key acts as the admin key."""
-    client = SshClient(admin, gateway, tmp_path)
-    key_id = client.register()
-    yield client
-    admin.delete(f"/v1/ssh-keys/{key_id}")
 
 
 @pytest.fixture
@@ -279,3 +253,23 @@ def test_a_killed_gateway_ends_the_session_and_not_the_container(
     gateway.start()
     assert ssh.run("box", "true").returncode == 0
     assert cluster.container(instance) == container
+
+
+def test_sftp_without_a_toolbox_says_what_is_missing(ssh: SshClient, instance: dict[str, Any]) -> None:
+    done = ssh.sftp("box", "ls /")
+    assert done.returncode != 0
+    assert b"this image has none" in done.stderr, done
+    assert b"mooring toolbox" in done.stderr
+
+
+def test_an_image_without_a_shell_and_a_toolbox_says_what_is_missing(
+    ssh: SshClient, admin: Client, cluster: Cluster
+) -> None:
+    for node in cluster.nodes:
+        import_images(node)
+    made = admin.create(name="bare", image=SCRATCH, command=["/sleep", "100000"], **SMALL)
+    admin.wait(made["id"], "running")
+    for done in (ssh.run("bare", "true"), ssh.sftp("bare", "ls /")):
+        assert done.returncode == 255, done
+        assert b"the image has no /bin/sh" in done.stderr, done
+        assert b"mooring toolbox" in done.stderr

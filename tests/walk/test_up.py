@@ -298,6 +298,7 @@ def test_doctor_reports_problems(docker_nodes: Callable[[int], list[DockerNode]]
     fine = mooring("doctor", PATH=node.environment["PATH"], **outside)
     assert fine.returncode == 0, fine.stdout
     assert re.search(r"^(ok|warn) +network isolation", fine.stdout, re.MULTILINE)
+    assert re.search(r"^warn +toolbox +none", fine.stdout, re.MULTILINE)
     assert re.search(r"^warn +docker +runc .* has known container escapes", fine.stdout, re.MULTILINE)
     nvml = NvmlStandin(tmp_path, "gpus 2")
     library = {name: nvml.environment[name] for name in ("LD_LIBRARY_PATH", "NVIDIA_NVML_STANDIN")}

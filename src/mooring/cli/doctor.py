@@ -1,17 +1,21 @@
 """`mooring doctor`: checks whether this machine can be a node, and says how to fix what fails."""
 
+from contextlib import closing
 from typing import Final
 
 import typer
 
 from mooring.agent.disk.disk import disk_settings
+from mooring.agent.docker.client import Engine
 from mooring.agent.docker.runtime import DockerRuntime
+from mooring.agent.docker.toolbox_volumes import current_toolbox
 from mooring.agent.gpus.reader import GpuReading, NvmlGpuReader
 from mooring.agent.host import preflight
 from mooring.agent.host.firewall import Firewall
 from mooring.agent.host.preflight import Check
 from mooring.agent.host.preflight_pulls import downloads
 from mooring.agent.nvml.types import NodeFault, NvmlInventory
+from mooring.agent.runtime import RuntimeUnavailable
 from mooring.agent.settings import AgentSettings
 
 _GPU_TIMEOUT_S: Final = 15.0
@@ -44,10 +48,23 @@ def _checks(settings: AgentSettings) -> list[Check]:
             runtime=settings.runtime,
         )
         required = settings.network_isolation == "required"
-        return [*results, downloads(), preflight.isolation(Firewall().check, required=required)]
+        isolation = preflight.isolation(Firewall().check, required=required)
+        return [*results, downloads(), isolation, _toolbox()]
     finally:
         docker.close()
         gpus.close()
+
+
+def _toolbox() -> Check:
+    try:
+        with closing(Engine()) as engine:
+            toolbox = current_toolbox(engine)
+    except RuntimeUnavailable as error:
+        return Check("toolbox", ok=None, detail=str(error))
+    if toolbox is None:
+        remedy = "run `mooring toolbox`, so that sftp, scp and rsync work in instances"
+        return Check("toolbox", ok=None, detail="none", remedy=remedy)
+    return Check.fine("toolbox", toolbox.volume)
 
 
 def _inventory(reading: GpuReading) -> NvmlInventory | NodeFault | None:

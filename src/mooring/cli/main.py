@@ -153,6 +153,14 @@ def doctor() -> None:
     raise typer.Exit(examine(read_settings(AgentSettings)))
 
 
+@app.command()
+def toolbox() -> None:
+    """Build this node's toolbox: sftp, scp and rsync for instances that start later; safe to repeat."""
+    from mooring.cli.toolbox import run  # noqa: PLC0415
+
+    raise typer.Exit(run())
+
+
 @db.command()
 def upgrade(revision: Annotated[str, typer.Argument()] = "head") -> None:
     """Migrate the database to a revision; safe to repeat."""

@@ -42,6 +42,7 @@ class ExecRequest(Peer):
 
     Attributes:
         login_shell: replace the program of `command` by the login shell of the user, as sshd does.
+        any_shell: replace the program of `command`, /bin/sh, by the toolbox's shell if the container has it.
         env: variables in addition to those of the container.
         timeout_s: the command is then killed; 0: never.
         max_output_bytes: further output is dropped; 0: no limit.
@@ -57,6 +58,7 @@ class ExecRequest(Peer):
     tty: bool = False
     stdin: bool = False
     login_shell: bool = False
+    any_shell: bool = False
     window: WindowSize | None = None
     timeout_s: int = 0
     max_output_bytes: int = 0

@@ -65,6 +65,13 @@ def test_a_path_with_a_mount_is_not_masked() -> None:
     assert volume_masks("x", ["/tmp/nvidia-mps", "/tmp"], 64, ["/tmp/nvidia-mps"]).keys() == {"/tmp"}
 
 
+def test_a_volume_below_a_mount_of_mooring_is_refused() -> None:
+    assert volume_masks("x", ["/.mooring2", "/a/.mooring/b"], 64, ["/.mooring"])
+    for volume in ("/.mooring/new", "//.mooring/a/../b/"):
+        with pytest.raises(StartRefused, match="Mooring mounts files of its own"):
+            volume_masks("x", [volume], 64, ["/.mooring"])
+
+
 @pytest.mark.parametrize(
     ("disk_mib", "abilities", "option"),
     [

@@ -1,5 +1,6 @@
 """The request that creates a container, field by field."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from mooring.agent.docker.create import (
     environment,
     spec_hash,
 )
+from mooring.agent.docker.toolbox_mount import Toolbox
 from mooring.agent.runtime import StartRefused
 from mooring.schemas.agent import Assignment
 from tests.agent.docker_assignments import CONTROL_PLANE, assignment, with_more
@@ -54,6 +56,34 @@ def test_a_request_contains_only_listed_fields() -> None:
     config = config_of(assignment(gpu_uuids=("GPU-a",), ports=[{"container": 80}]))
     assert set(config) == ALLOWED
     assert set(config["HostConfig"]) == ALLOWED_IN_HOST_CONFIG
+
+
+def test_the_toolbox_is_mounted_read_only_at_a_constant_path() -> None:
+    image = replace(IMAGE, volumes=("/.mooring", "/data"))
+    given = assignment(env={"TOOLBOX": "/x"}, working_dir="/.mooring")
+    toolbox = Toolbox("mooring-toolbox-1", "/docker/volumes/1/_data")
+    host = config_of(given, Abilities(toolbox=toolbox), image)["HostConfig"]
+    assert set(host) == ALLOWED_IN_HOST_CONFIG | {"Mounts", "Tmpfs"}
+    assert host["Mounts"] == [
+        {
+            "Type": "volume",
+            "Target": "/.mooring",
+            "VolumeOptions": {
+                "NoCopy": True,
+                "Labels": {"mooring.toolbox": "mount", "mooring.toolbox.files": "mooring-toolbox-1"},
+                "DriverConfig": {
+                    "Name": "local",
+                    "Options": {
+                        "type": "overlay",
+                        "device": "overlay",
+                        "o": "ro,lowerdir=/docker/volumes/1/_data/files:/docker/volumes/1/_data/empty",
+                    },
+                },
+            },
+        }
+    ]
+    assert set(host["Tmpfs"]) == {"/data"}
+    assert spec_hash(given) == config_of(given, Abilities())["Labels"]["mooring.spec"]
 
 
 def test_the_container_is_restricted() -> None:

@@ -38,6 +38,11 @@ CALLS: dict[str, list[Any]] = {
     "network": ["n"],
     "create_network": [{}],
     "remove_network": ["n"],
+    "volumes": ["label"],
+    "volume": ["v"],
+    "create_volume": [{}],
+    "remove_volume": ["v"],
+    "archive": ["c", "/x"],
 }
 SEND_NOTHING = {"close", "forget_version", "streams"}
 WAIT_FOR_BYTES = {"stream"}

@@ -50,12 +50,16 @@ def volume_masks(
     """Return `Tmpfs`: the mount options by path, one for each volume of the image.
 
     Args:
-        taken: the paths of Mooring's own mounts.
+        taken: the paths of Mooring's own mounts, which replace the volumes there.
 
     Raises:
-        StartRefused: `image_volumes_refused`: too many volumes, or one at a path that cannot be masked.
+        StartRefused: `image_volumes_refused`: too many volumes, or one at a path that cannot be masked. Below
+            a path of `taken`, runc would make the folder for the mask in the source of that mount.
     """
     paths = sorted({_normalized(image, volume) for volume in volumes} - set(taken))
+    for path in paths:
+        if _is_within(path, taken):
+            raise _rejection(image, f"a volume at {path}, where Mooring mounts files of its own")
     if len(paths) > MAX_VOLUMES:
         raise _rejection(image, f"{len(paths)} volumes (the limit is {MAX_VOLUMES})")
     # `exec`: a volume allows it too. The container's memory limit applies to the sum of all.
@@ -63,12 +67,16 @@ def volume_masks(
     return dict.fromkeys(paths, options)
 
 
+def _is_within(path: str, folders: Iterable[str]) -> bool:
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
+
+
 def _normalized(image: str, volume: str) -> str:
     """Return the path as the engine normalizes it. Raises StartRefused if the path cannot be masked."""
     if not volume.startswith("/") or len(volume) > _MAX_PATH_LENGTH or not volume.isprintable():
         raise _rejection(image, "a volume whose path is not absolute, too long, or not printable")
     path = "/" + posixpath.normpath(volume).lstrip("/")
-    if path == "/" or ":" in path or any(path == top or path.startswith(f"{top}/") for top in _KERNEL_PATHS):
+    if path == "/" or ":" in path or _is_within(path, _KERNEL_PATHS):
         raise _rejection(image, f"a volume at {path}")
     return path
 

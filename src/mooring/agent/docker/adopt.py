@@ -13,7 +13,9 @@ from mooring.agent.docker.create import SPEC_LABEL, Image, command_line, contain
 from mooring.agent.docker.derive import is_ours
 from mooring.agent.docker.errors import EngineRefused, start_failure
 from mooring.agent.docker.observe import Observer
-from mooring.agent.runtime import StartDelayed, StartRefused
+from mooring.agent.docker.toolbox_mount import toolbox_of
+from mooring.agent.docker.toolbox_volumes import has_files
+from mooring.agent.runtime import RuntimeUnavailable, StartDelayed, StartRefused
 from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment
 
@@ -38,11 +40,12 @@ def create_or_adopt(
     Raises:
         StartRefused: the container cannot be created, or a foreign one, which is left alone, has its name.
         StartDelayed: the container cannot be recorded; if this call created it, it is removed.
-        RuntimeUnavailable: the engine does not answer, or another call is creating or removing the container.
+        RuntimeUnavailable: the engine does not answer, another call is creating or removing the container,
+            or the toolbox was removed.
     """
     name = container_name(assignment.instance_id, assignment.attempt)
     try:
-        container_id, status = engine.create(config, name), "created"
+        container_id, status = _create(engine, config, name), "created"
     except EngineRefused as refusal:
         if refusal.status != 409:
             reason = start_failure(refusal.message, command_line(assignment.spec, image))
@@ -56,6 +59,15 @@ def create_or_adopt(
             remove_container(engine, container_id, force=True)
         raise StartDelayed(NOT_RECORDED) from error
     return container_id, status
+
+
+def _create(engine: Engine, config: Document, name: str) -> str:
+    container_id = engine.create(config, name)
+    toolbox = toolbox_of(config["HostConfig"])
+    if toolbox is not None and not has_files(engine, toolbox):
+        remove_container(engine, container_id, force=True)
+        raise RuntimeUnavailable(f"the toolbox {toolbox} was removed during a start")
+    return container_id
 
 
 def _adopt(engine: Engine, assignment: Assignment, name: str, control_plane_id: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 Uses the low-level client of Docker's library, because its high-level objects send extra inspect requests.
 """
 
+import json
 import os
 import threading
 import weakref
@@ -141,6 +142,29 @@ class Engine:
     def remove_network(self, network: str) -> None:
         with engine_call("remove network"):
             self._client().remove_network(network)
+
+    def volumes(self, label: str) -> list[Document]:
+        with engine_call("list volumes"):
+            answer = self._request("GET", "/volumes", params={"filters": json.dumps({"label": [label]})})
+            return list(answer.json()["Volumes"] or ())
+
+    def volume(self, name: str) -> Document:
+        with engine_call("inspect volume"):
+            return cast(Document, self._request("GET", f"/volumes/{name}").json())
+
+    def create_volume(self, config: Document) -> None:
+        """Create a volume. Has no effect if one of that name exists."""
+        with engine_call("create volume"):
+            self._request("POST", "/volumes/create", json=config)
+
+    def remove_volume(self, name: str) -> None:
+        with engine_call("remove volume"):
+            self._request("DELETE", f"/volumes/{name}")
+
+    def archive(self, container: str, path: str) -> bytes:
+        """Return a file or folder of a container, running or not, as a tar archive."""
+        with engine_call("read archive"):
+            return self._request("GET", f"/containers/{container}/archive", params={"path": path}).content
 
     def streams(self) -> EngineApi:
         """The calls to this engine that wait in an event loop."""

@@ -6,6 +6,7 @@ from secrets import token_hex
 from mooring.agent.docker import dial, exec, logs, processes  # noqa: A004 - the module of commands
 from mooring.agent.docker.engine_streams import Document, EngineApi
 from mooring.agent.docker.errors import EngineRefused
+from mooring.agent.docker.login_shell import ContainerShells
 from mooring.agent.runtime import ContainerStream
 from mooring.schemas.agent_streams import DialRequest, ExecRequest, LogsRequest
 
@@ -17,13 +18,14 @@ class DockerStreams:
 
     def __init__(self, engine: EngineApi) -> None:
         self._streams = engine
+        self._shells = ContainerShells(engine)
         self._run_id = token_hex(8)
 
     async def logs(self, container_id: str, request: LogsRequest) -> ContainerStream:
         return await logs.open_logs(self._streams, container_id, request)
 
     async def exec(self, container_id: str, request: ExecRequest) -> ContainerStream:
-        return await exec.open_exec(self._streams, container_id, request, self._run_id)
+        return await exec.open_exec(self._streams, self._shells, container_id, request, self._run_id)
 
     async def dial(self, container_id: str, request: DialRequest) -> ContainerStream:
         return await dial.open_port(self._streams, container_id, request)

@@ -1,7 +1,8 @@
 """Converts an assignment to the body of the engine's "create container". Pure, and an allow-list (R6).
 
-Containers get nothing that is not listed here: no bind mounts but those of MPS for a share, no devices but
-assigned GPUs, no privileges, and no host namespace but the network's, for groups of projects with permission.
+Containers get nothing that is not listed here: no mounts but the toolbox and those of MPS for a share, no
+devices but assigned GPUs, no privileges, and no host namespace but the network's, for groups of projects with
+permission.
 """
 
 import hashlib
@@ -12,6 +13,7 @@ from typing import Any
 
 from mooring.agent.decide.device_claims import Devices, Share, devices_of
 from mooring.agent.disk.container_limits import file_size_limits, storage_options, volume_masks
+from mooring.agent.docker.toolbox_mount import Toolbox, mount_of
 from mooring.agent.gpus.mps import Daemon, Mps
 from mooring.agent.runtime import StartRefused, secret_values
 from mooring.core.instance.spec import InstanceSpec, SecurityProfile
@@ -112,6 +114,7 @@ class Abilities:
     mps: Mps = field(default_factory=Mps)
     storage_driver: str = ""
     disk_limits: bool = False  # the engine enforces `StorageOpt`
+    toolbox: Toolbox | None = None
 
 
 def abilities_of(
@@ -321,7 +324,7 @@ def command_line(spec: InstanceSpec, image: Image) -> list[str]:
 def _host_config(assignment: Assignment, abilities: Abilities, limits: ContainerLimits) -> dict[str, Any]:
     spec, devices = assignment.spec, devices_of(assignment)
     memory = assignment.memory_mib * 2**20
-    mps_daemon = _mps_daemon(devices, abilities)
+    mounts = _mounts(assignment, abilities)
     return {
         # R2: if Docker's default runtime is `nvidia`, an image that sets `all` would get every GPU.
         "Runtime": limits.runtime,
@@ -353,14 +356,20 @@ def _host_config(assignment: Assignment, abilities: Abilities, limits: Container
             if network_of(assignment) != HOST_NETWORK  # there, nothing has to be published
         },
         "DeviceRequests": device_requests(devices.gpu_uuids, abilities),
-        **({"Mounts": mps_daemon.mounts()} if mps_daemon else {}),
+        **({"Mounts": mounts} if mounts else {}),
     }
+
+
+def _mounts(assignment: Assignment, abilities: Abilities) -> list[dict[str, Any]]:
+    """Return Mooring's own mounts, at constant paths: no request and no image can add or change one (R9)."""
+    mps_daemon = _mps_daemon(devices_of(assignment), abilities)
+    toolbox = [mount_of(abilities.toolbox)] if abilities.toolbox else []
+    return [*(mps_daemon.mounts() if mps_daemon else ()), *toolbox]
 
 
 def _disk(assignment: Assignment, image: Image, abilities: Abilities) -> dict[str, Any]:
     """Return the disk limits. File systems in memory replace the image's volumes, which have no limit."""
-    mps_daemon = _mps_daemon(devices_of(assignment), abilities)
-    own_mounts = [str(mount["Target"]) for mount in mps_daemon.mounts()] if mps_daemon else []
+    own_mounts = [str(mount["Target"]) for mount in _mounts(assignment, abilities)]
     masks = volume_masks(assignment.spec.image, image.volumes, assignment.memory_mib, own_mounts)
     return {
         **({"Tmpfs": masks} if masks else {}),

@@ -9,7 +9,7 @@ from mooring.agent.docker import processes
 from mooring.agent.docker.container_output import ContainerOutput
 from mooring.agent.docker.engine_streams import Document, EngineApi, EngineConnection
 from mooring.agent.docker.errors import EngineRefused
-from mooring.agent.docker.login_shell import in_login_shell
+from mooring.agent.docker.login_shell import ContainerShells, in_login_shell
 from mooring.agent.runtime import RuntimeUnavailable, StreamRefused
 from mooring.core.paths import is_kernel_path, normal_path
 from mooring.core.stream_messages import Channel
@@ -110,19 +110,21 @@ class ExecStream:
             return None
 
 
-async def open_exec(engine: EngineApi, container_id: str, request: ExecRequest, run_id: str) -> ExecStream:
+async def open_exec(
+    engine: EngineApi, shells: ContainerShells, container_id: str, request: ExecRequest, run_id: str
+) -> ExecStream:
     """Start the command, with `run_id` as its RUN_VARIABLE.
 
     Raises:
-        StreamRefused: the container does not run, or rejects the user or the folder of the request.
+        StreamRefused: the container does not run, rejects the user or the folder of the request, or lacks the
+            shell that it needs.
         RuntimeUnavailable: the engine does not answer.
     """
     if request.working_dir and is_kernel_path(normal_path(request.working_dir)):
         raise StreamRefused("exec_rejected", "working_dir must not be in /proc, /sys or /dev; choose another")
     try:
-        created = await engine.request(
-            "POST", f"/containers/{container_id}/exec", body=_config(request, run_id)
-        )
+        config = _config(request, await _command(shells, container_id, request), run_id)
+        created = await engine.request("POST", f"/containers/{container_id}/exec", body=config)
         exec_id = str(created["Id"])
         body: Document = {"Tty": request.tty, "Detach": False, **_console(request)}
         connection = await engine.open("POST", f"/exec/{exec_id}/start", body=body, upgrade=True)
@@ -144,13 +146,20 @@ def _refused(refused: EngineRefused) -> Exception:
     return refused
 
 
-def _config(request: ExecRequest, run_id: str) -> Document:
+async def _command(shells: ContainerShells, container_id: str, request: ExecRequest) -> list[str]:
+    if not request.login_shell and not request.any_shell:
+        return request.command
+    shell = await shells.shell_of(container_id)
+    return in_login_shell(request.command, shell) if request.login_shell else [shell, *request.command[1:]]
+
+
+def _config(request: ExecRequest, command: list[str], run_id: str) -> Document:
     return {
         "AttachStdin": request.stdin,
         "AttachStdout": True,
         "AttachStderr": True,
         "Tty": request.tty,
-        "Cmd": in_login_shell(request.command) if request.login_shell else request.command,
+        "Cmd": command,
         "Env": [f"{name}={value}" for name, value in {**request.env, RUN_VARIABLE: run_id}.items()],
         "User": request.user or "",
         "WorkingDir": request.working_dir or "",

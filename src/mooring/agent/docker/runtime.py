@@ -39,6 +39,7 @@ from mooring.agent.docker.network import Attachments, Isolate
 from mooring.agent.docker.observe import Observer
 from mooring.agent.docker.overlay import start_with_network, swarm_of
 from mooring.agent.docker.redaction import SecretRedactor
+from mooring.agent.docker.toolbox_volumes import current_toolbox
 from mooring.agent.docker.verify import MinorOf
 from mooring.agent.gpus.mps import Mps
 from mooring.agent.host.preflight import Preflight, runtime_problem
@@ -203,7 +204,7 @@ class DockerRuntime(DockerStreams):
     def _start_from(
         self, image: Image, assignment: Assignment, progress: Progress, cancelled: Cancelled
     ) -> Container | None:
-        abilities = self._abilities()
+        abilities = replace(self._abilities(), toolbox=current_toolbox(self._engine))
         if self.control_plane_id is None:
             raise RuntimeUnavailable("this node has not joined a control plane")
         config = container_config(assignment, image, abilities, self._limits, self.control_plane_id)

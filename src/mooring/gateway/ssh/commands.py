@@ -12,13 +12,14 @@ from mooring.gateway.ssh.copying import ChannelOwner, Copying
 from mooring.schemas.agent_streams import MAX_WINDOW, ExecRequest, Signal, StreamStatus, WindowSize
 from mooring.streams.node_streams import NodeStream
 
-# In the places of Debian, Alpine and Red Hat.
+# The toolbox's, which is the same in all images; otherwise the image's, as in Debian, Alpine and Red Hat.
 _SFTP_SERVER: Final = """
-for each in /usr/lib/openssh/sftp-server /usr/lib/ssh/sftp-server /usr/libexec/openssh/sftp-server; do
-    [ -x "$each" ] && exec "$each"
+for each in /.mooring/bin /usr/lib/openssh /usr/lib/ssh /usr/libexec/openssh; do
+    [ -x "$each/sftp-server" ] && exec "$each/sftp-server"
 done
-echo "mooring: sftp and scp need an sftp-server, and this image has none: install one in it," \\
-    "or copy with: ssh INSTANCE tar -c FOLDER | tar -x" >&2
+echo "mooring: sftp and scp need an sftp-server, and this image has none. The operator can build a toolbox" \\
+    "(mooring toolbox, on the node), and instances that start later have it. Until then install one in the" \\
+    "image, or copy with: ssh INSTANCE tar -c FOLDER | tar -x" >&2
 exit 127
 """
 _ALLOWED_ENV: Final = re.compile(r"LANG|LC_[A-Z_]+|TZ|COLORTERM|TERM_PROGRAM(_VERSION)?|GIT_PROTOCOL")
@@ -85,6 +86,7 @@ class CommandSession(Copying, asyncssh.SSHServerSession[bytes]):
                 tty=self._terminal is not None,
                 stdin=True,
                 login_shell=not self._is_subsystem,
+                any_shell=self._is_subsystem,
                 window=self._terminal,
             )
         )
