@@ -222,6 +222,7 @@ def simulated_node(
     model: str = "H100",
     start_s: float = 0.0,
     labels: Mapping[str, str] = MappingProxyType({}),
+    runtime_kind: type[SimulatedRuntime] = SimulatedRuntime,
 ) -> Iterator[SimulatedNode]:
     """Within the block, a node that joins, reports and carries out its assignments."""
     control_plane = ControlPlaneClient(str(admin.base_url))
@@ -231,7 +232,7 @@ def simulated_node(
     identity = NodeIdentity.from_answer(joined, credential)
     state.save_joined(identity)
     control_plane.identify(identity)
-    runtime = SimulatedRuntime(cpus=24 * max(1, gpus), memory_mib=262_144 * max(1, gpus), start_s=start_s)
+    runtime = runtime_kind(cpus=24 * max(1, gpus), memory_mib=262_144 * max(1, gpus), start_s=start_s)
     reader = SimulatedGpuReader(identity.node_id, gpus, model, users=runtime.gpu_users)
     agent = Agent(
         identity=identity,

@@ -27,6 +27,7 @@ ENDPOINTS = {
     "POST /v1/instances/{instance_id}/exec": "exec_in_instance",
     "GET /v1/instances/{instance_id}/exec/stream": "stream_exec_in_instance",
     "GET /v1/instances/{instance_id}/ports/{port}/stream": "stream_instance_port",
+    "POST /v1/instances/{instance_id}/ports/{port}/links": "create_port_link",
     "GET /v1/instances/{instance_id}/metrics": "get_instance_metrics",
     "GET /v1/instances/{instance_id}/events": "list_instance_events",
     "GET /v1/instances/{instance_id}/explain": "explain_instance",

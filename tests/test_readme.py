@@ -41,8 +41,10 @@ def session(page: Path) -> tuple[list[str], str]:
 def test_a_session_prints_what_its_page_shows(page: str, workspace: Workspace, tmp_path: Path) -> None:
     require("curl")
     commands, shown = session(ROOT / page)
-    gateway_port, ssh_port = workspace.take_port(), workspace.take_port()
-    settings = settings_for(f"sqlite:///{tmp_path / 'mooring.db'}", tmp_path, ssh_port=ssh_port)
+    gateway_port, ssh_port, proxy_port = (workspace.take_port() for _ in range(3))
+    settings = settings_for(
+        f"sqlite:///{tmp_path / 'mooring.db'}", tmp_path, ssh_port=ssh_port, proxy_port=proxy_port
+    )
     with (
         running(settings) as service,
         service.client as admin,
@@ -52,11 +54,12 @@ def test_a_session_prints_what_its_page_shows(page: str, workspace: Workspace, t
         addresses = {
             "127.0.0.1:8700": service.url.removeprefix("http://"),
             "127.0.0.1:8720": f"127.0.0.1:{gateway_port}",
+            "127.0.0.1:8721": f"127.0.0.1:{proxy_port}",
             "Port 8722": f"Port {ssh_port}",
         }
         script = "\n".join(commands)
         for documented, real in addresses.items():
-            script = script.replace(documented, real)
+            script, shown = script.replace(documented, real), shown.replace(documented, real)
         done = subprocess.run(
             [program("bash"), "-euc", script],
             env={**os.environ, "MOORING_KEY": ADMIN_KEY, "PATH": f"{PYTHON}:{os.environ['PATH']}"},
@@ -66,7 +69,7 @@ def test_a_session_prints_what_its_page_shows(page: str, workspace: Workspace, t
             timeout=60,
             check=False,
         )
-    for port in (gateway_port, ssh_port):
+    for port in (gateway_port, ssh_port, proxy_port):
         workspace.give_back_port(port)
     assert done.stderr == ""
     assert without_ids(done.stdout.strip()) == without_ids(shown.strip())
@@ -79,7 +82,8 @@ def running_gateway(settings: Settings, port: int, folder: Path) -> Iterator[Non
         "MOORING_DATA_DIR": str(settings.data_dir),
         "MOORING_DATABASE_URL": settings.resolved_database_url,
     }
-    gateway = GatewayProcess(environment, folder, "127.0.0.1", port, settings.ssh_port)
+    ports = port, settings.ssh_port, settings.proxy_port
+    gateway = GatewayProcess(environment, folder, "127.0.0.1", *ports)
     gateway.start()
     try:
         yield

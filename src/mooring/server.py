@@ -18,6 +18,7 @@ from mooring.api.app import create_app
 from mooring.api.context import Context
 from mooring.api.frequent_calls import FrequentCalls
 from mooring.api.http.problems import raw_answer
+from mooring.api.views.rendered import RenderedInstances
 from mooring.auth import oidc
 from mooring.auth.credentials import Credentials
 from mooring.auth.rate_limits import FailedAttempts, RequestRates
@@ -25,6 +26,7 @@ from mooring.control import bootstrap, ssh_identity
 from mooring.control.audit import audit_log, signing_keys
 from mooring.control.audit.signing_keys import AuditKeys
 from mooring.control.bootstrap import ControlPlaneIdentity
+from mooring.control.instances import port_tokens
 from mooring.control.retention import RetentionTimes
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.control.tenants import encryption, registry_rules, storage
@@ -98,6 +100,7 @@ def open_control_plane(settings: Settings) -> ControlPlane:
             identity, new_key = bootstrap.ensure(session, admin_key.get_secret_value() if admin_key else None)
             encryption.check(session, encryptor)
             ssh_identity.ensure(session, encryptor)
+            port_tokens.ensure_key(session, encryptor)
             audit_log.start(session, audit_keys)
         roles.warn_of_serving_role(database.engine)
     except BaseException:
@@ -173,6 +176,7 @@ class Service:
             streams=StreamOpener(plane.database, plane.settings.advertise_url),
             rates=RequestRates(on=limited),
             scheduler_cache=self.scheduler_cache,
+            rendered=RenderedInstances(plane.settings.port_urls),
             awaited_nodes=awaited_nodes,
         )
         self._database = plane.database

@@ -12,6 +12,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_va
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from mooring.core.policy import Policy
+from mooring.core.port_urls import PortUrls
 from mooring.core.registry_hosts import parse_listed
 from mooring.core.sign_on import RoleGrant, parse_grants
 
@@ -73,6 +74,22 @@ class Settings(Policy, BaseSettings):
     ssh_longest_s: Annotated[
         float, Field(ge=0, description="an SSH connection is closed after this time; 0: never")
     ] = 604_800.0
+    proxy_host: str = "127.0.0.1"
+    proxy_port: Annotated[
+        int, Field(ge=0, le=65535, description="where the port proxy serves HTTP; 0: no proxy")
+    ] = 8721
+    proxy_domain: Annotated[
+        str,
+        Field(
+            max_length=189,
+            pattern=r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*)?$",
+            description="the domain whose subdomains lead to the proxy; empty: paths, for trusted use",
+        ),
+    ] = ""
+    proxy_url: Annotated[
+        str | None,
+        Field(description="URL at which clients reach the proxy, without a subdomain; null: see docs"),
+    ] = None
     allowed_registries: Annotated[
         tuple[str, ...],
         NoDecode,
@@ -180,6 +197,42 @@ class Settings(Policy, BaseSettings):
                 "Put a TLS proxy in front and set MOORING_BEHIND_TLS_PROXY=true, or use 127.0.0.1"
             )
         return self
+
+    @model_validator(mode="after")
+    def _no_public_plain_proxy(self) -> Self:
+        if self.proxy_port and not (is_loopback(self.proxy_host) or self.behind_tls_proxy):
+            raise ValueError(
+                f"refusing to serve plain HTTP on {self.proxy_host}: keys and cookies would be sent in the "
+                "clear. Put a TLS proxy in front and set MOORING_BEHIND_TLS_PROXY=true, or set "
+                "MOORING_PROXY_HOST=127.0.0.1"
+            )
+        return self
+
+    @field_validator("proxy_url")
+    @classmethod
+    def _proxy_url_of_a_host(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        has_more = parts.path.strip("/") or parts.query or parts.fragment or parts.username
+        if parts.scheme not in {"http", "https"} or not parts.hostname or has_more:
+            raise ValueError("MOORING_PROXY_URL needs http://host or https://host, with a port if necessary")
+        return url.rstrip("/")
+
+    @property
+    def port_urls(self) -> PortUrls | None:
+        """How ports are addressed through the proxy; None: there is none."""
+        if not self.proxy_port:
+            return None
+        return PortUrls(self.proxy_domain, self.proxy_url or self._usual_proxy_url)
+
+    @property
+    def _usual_proxy_url(self) -> str:
+        domain = self.proxy_domain
+        if domain and domain.rpartition(".")[2] != "localhost":
+            return f"https://{domain}"
+        host = f"[{self.proxy_host}]" if ":" in self.proxy_host else self.proxy_host
+        return f"http://{domain or host}:{self.proxy_port}"
 
     @property
     def serves_this_machine_only(self) -> bool:

@@ -303,6 +303,9 @@ CALLS: Mapping[str, Make] = {
     "exec_in_instance": _exec,
     "stream_exec_in_instance": _exec_stream,
     "stream_instance_port": lambda setup, _: Call({"instance_id": setup.running, "port": "80"}),
+    "create_port_link": lambda setup, _: Call(
+        {"instance_id": setup.running, "port": "80"}, json={"ttl_s": 60}
+    ),
     "list_instance_groups": _empty_call,
     "get_instance_group": lambda setup, _: _group(setup),
     "create_instance_group": lambda setup, _: Call(json={**_GROUP, "project_id": setup.a.id}),

@@ -32,6 +32,7 @@ _TABLE = {
     # 426: without a WebSocket handshake.
     "stream_exec_in_instance": "401 401   401     401     404      404     403    426    426   426   401",
     "stream_instance_port": "401    401   401     401     404      404     403    426    426   426   401",
+    "create_port_link":     "401    401   401     401     404      404     403    201    201   201   401",
     #                        no key wrong expired revoked b member b owner viewer member owner admin node
     "list_instance_groups":  "401   401   401     401     200      200     200    200    200   200   401",
     "get_instance_group":    "401   401   401     401     404      404     200    200    200   200   401",

@@ -215,7 +215,7 @@ class AgentProcess(Program):
 
 
 class GatewayProcess(Program):
-    """`mooring gateway` of a server, with SSH on `ssh_port`."""
+    """`mooring gateway` of a server, with SSH on `ssh_port`, and the port proxy on `proxy_port`, if not 0."""
 
     def __init__(
         self,
@@ -224,15 +224,18 @@ class GatewayProcess(Program):
         host: str,
         port: int,
         ssh_port: int,
+        proxy_port: int = 0,
         **settings: str,
     ) -> None:
-        self.host, self.port, self.ssh_port = host, port, ssh_port
+        self.host, self.port, self.ssh_port, self.proxy_port = host, port, ssh_port, proxy_port
         environment = dict(server_environment) | {
             "MOORING_GATEWAY_HOST": host,
             "MOORING_GATEWAY_PORT": str(port),
             "MOORING_GATEWAY_URL": f"http://{host}:{port}",
             "MOORING_SSH_HOST": host,
             "MOORING_SSH_PORT": str(ssh_port),
+            "MOORING_PROXY_HOST": host,
+            "MOORING_PROXY_PORT": str(proxy_port),
             **settings,
         }
         super().__init__(["gateway"], environment, folder / "gateway.log")
@@ -244,4 +247,4 @@ class GatewayProcess(Program):
 
     def _has_started(self) -> bool:
         assert self.running, self.tail()
-        return "SSH" in self.printed()
+        return ("Ports" if self.proxy_port else "SSH") in self.printed()

@@ -15,7 +15,7 @@ class Up(Program):
         folder.mkdir(exist_ok=True)
         self.url = f"http://127.0.0.1:{port}"
         settings = {"MOORING_DATA_DIR": str(folder / "data"), "MOORING_PORT": str(port)}
-        settings["MOORING_SSH_PORT"] = "0"
+        settings |= {"MOORING_SSH_PORT": "0", "MOORING_PROXY_PORT": "0"}
         super().__init__(["up"], clean_environment() | settings | environment, folder / "up.log")
 
     def start(self) -> None:

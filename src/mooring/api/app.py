@@ -23,6 +23,7 @@ from mooring.api.routes import (
     logs,
     me,
     nodes,
+    port_links,
     projects,
     queue,
     registries,
@@ -60,8 +61,8 @@ def _operations() -> tuple[BaseRoute, ...]:
     router = APIRouter()
     router.include_router(agent.frequent)
     for module in (
-        instances, instance_groups, reservations, queue, logs, commands, streams, nodes, gpus, events,
-        projects, users, api_keys, me, ssh_keys, secrets, registries, audit, service, agent, docs,
+        instances, instance_groups, reservations, queue, logs, commands, streams, port_links, nodes, gpus,
+        events, projects, users, api_keys, me, ssh_keys, secrets, registries, audit, service, agent, docs,
     ):  # fmt: skip
         router.include_router(module.router)
     return tuple(router.routes)

@@ -27,6 +27,7 @@ from mooring.control.scheduling.cache import SchedulerCache
 from mooring.control.tenants.encryption import Encryptor
 from mooring.control.tenants.storage import StorageLimits
 from mooring.core.access import Access
+from mooring.core.port_urls import PortUrls
 from mooring.db.readiness import WriteProbe
 from mooring.db.session import Database
 from mooring.settings import Settings
@@ -69,6 +70,10 @@ class Context:
     def limit_of(self, access: Access) -> Limit:
         """The limit on a caller's open streams on a node."""
         return partial(self.node_streams.opened, is_admin=access.caller.is_admin)
+
+    @cached_property
+    def port_urls(self) -> PortUrls | None:
+        return self.settings.port_urls
 
     @cached_property
     def write_probe(self) -> WriteProbe:

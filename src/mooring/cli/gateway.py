@@ -1,4 +1,4 @@
-"""`mooring gateway`: SSH into instances, in a process of its own."""
+"""`mooring gateway`: SSH and HTTP into instances, in a process of its own."""
 
 import os
 import signal
@@ -72,3 +72,5 @@ def _print_addresses(addresses: GatewayAddresses) -> None:
     typer.echo(f"  Gateway      {addresses.nodes} (for nodes)")
     if addresses.ssh_port is not None:
         typer.echo(f"  SSH          port {addresses.ssh_port}")
+    if addresses.proxy_url is not None:
+        typer.echo(f"  Ports        {addresses.proxy_url}")

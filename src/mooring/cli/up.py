@@ -66,7 +66,7 @@ def run(settings: Settings, agent_settings: AgentSettings) -> int:
         _print_isolation(settings)
         _print_first_steps(plane, url)
         local.start(url)
-        if settings.ssh_port:
+        if settings.ssh_port or settings.proxy_port:
             gateway.start(_GATEWAY_SETTINGS | os.environ)
 
     try:

@@ -30,6 +30,7 @@ from mooring.db.tables import (
     InstanceRecord,
     JoinToken,
     Member,
+    PortLink,
     Project,
     ProjectUsage,
     Registry,
@@ -51,6 +52,10 @@ INTERVAL_S: Final = 600.0
 
 # Minimum age of deleted instances, even if their project's storage is full: users may still wait for them.
 _MIN_DELETED_AGE = timedelta(minutes=10)
+
+
+# A gateway whose clock is behind still finds a link that is about to expire.
+_CLOCKS_DIFFER = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,7 @@ def sweeps(kept: RetentionTimes, limits: StorageLimits, horizons: Horizons) -> l
         _Rows(Reservation.id, or_(Reservation.deleted_at < before, Reservation.to_at < before)),
         _Rows(JoinToken.id, or_(JoinToken.used_at < before, JoinToken.expires_at < before)),
         _Rows(SshKey.id, SshKey.expires_at < before),
+        _Rows(PortLink.id, PortLink.expires_at < now() - _CLOCKS_DIFFER),
         _Rows(ApiKey.id, _dead_key(before)),
         _Rows(User.id, _unused_user(before)),
         _Projects(before),

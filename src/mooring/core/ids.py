@@ -19,5 +19,6 @@ AUDIT_ENTRY: Final = "aud"
 INSTANCE_GROUP: Final = "grp"
 RESERVATION: Final = "rsv"
 GPU_INCIDENT: Final = "inc"
+PORT_LINK: Final = "lnk"
 
 PATTERN: Final = r"^[a-z]{3}_[0-9a-hjkmnp-tv-z]{26}$"

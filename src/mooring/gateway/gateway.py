@@ -1,4 +1,4 @@
-"""The process of `mooring gateway`: SSH for clients, and an HTTP listener for nodes."""
+"""The process of `mooring gateway`: SSH and the port proxy for clients, and an HTTP listener for nodes."""
 
 import asyncio
 import os
@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_network
 from typing import Any, Final
 
 import asyncssh
@@ -14,12 +15,19 @@ import uvloop
 from mooring.auth.credentials import Credentials
 from mooring.auth.rate_limits import FailedAttempts, RequestRates
 from mooring.control import ssh_identity
+from mooring.control.instances import port_tokens
+from mooring.control.instances.port_tokens import PortTokens
 from mooring.control.tenants.encryption import Encryptor
 from mooring.db.notifications import listeners
 from mooring.db.operator_errors import DatabaseProblem
 from mooring.db.session import Database
 from mooring.gateway.node_app import create_node_app
 from mooring.gateway.node_server import NodeServer
+from mooring.gateway.ports.callers import PortUsers
+from mooring.gateway.ports.listener import ProxyListener
+from mooring.gateway.ports.own_credentials import OwnCredentials
+from mooring.gateway.ports.programs import Programs
+from mooring.gateway.ports.shared import ProxyShared
 from mooring.gateway.ssh.listener import SshListener
 from mooring.gateway.ssh.shared import SshShared
 from mooring.gateway.ssh.users import SshUsers
@@ -38,10 +46,12 @@ class GatewayAddresses:
     Attributes:
         nodes: the URL for nodes.
         ssh_port: None: SSH is off.
+        proxy_url: None: the port proxy is off.
     """
 
     nodes: str
     ssh_port: int | None
+    proxy_url: str | None
 
 
 class CannotListen(Exception):
@@ -73,10 +83,24 @@ class Gateway:
         with database.read() as session:
             self._host_key = asyncssh.import_private_key(ssh_identity.host_key(session, encryptor))
             ca_key = asyncssh.import_public_key(ssh_identity.public_ca_key(session, encryptor))
+            tokens = port_tokens.signer(session, encryptor)
         self._ssh = SshShared(
             SshUsers(database), self._opener, self._failures, RequestRates(on=limited), ca_key,
             idle_s=settings.ssh_idle_s, longest_s=settings.ssh_longest_s,
         )  # fmt: skip
+        self._credentials = Credentials(database, self._failures)
+        self._proxy = self._proxy_of(settings, tokens)
+
+    def _proxy_of(self, settings: Settings, tokens: PortTokens) -> ProxyListener | None:
+        """None: it is off."""
+        urls = settings.port_urls
+        if urls is None:
+            return None
+        own = OwnCredentials(self._database, settings.oidc_issuer)
+        users = PortUsers(self._database, self._credentials, self._ssh.users, tokens, own)
+        networks = settings.trusted_proxies.split(",") if settings.behind_tls_proxy else []
+        trusted = [ip_network(each) for each in networks]
+        return ProxyListener(ProxyShared(users, Programs(self._opener, users), urls, trusted))
 
     def _end_because(self, problem: DatabaseProblem) -> None:
         self._problem = problem
@@ -101,8 +125,7 @@ class Gateway:
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
         settings = self._settings
         listener = SshListener(self._ssh, self._host_key)
-        credentials = Credentials(self._database, self._failures)
-        app = create_node_app(self._database, credentials, self._opener, listener.serve)
+        app = create_node_app(self._database, self._credentials, self._opener, listener.serve)
         with _explained("nodes", settings.gateway_host, settings.gateway_port, "MOORING_GATEWAY"):
             nodes = NodeServer(settings, app)
         self._opener.url = self._opener.url or nodes.url
@@ -111,7 +134,11 @@ class Gateway:
             if settings.ssh_port:
                 with _explained("SSH", settings.ssh_host, settings.ssh_port, "MOORING_SSH"):
                     await listener.listen(settings.ssh_host, settings.ssh_port)
-            self._on_started(GatewayAddresses(nodes.url, settings.ssh_port or None))
+            if self._proxy is not None:
+                with _explained("the port proxy", settings.proxy_host, settings.proxy_port, "MOORING_PROXY"):
+                    await self._proxy.listen(settings.proxy_host, settings.proxy_port)
+            proxy_url = settings.port_urls.base if settings.port_urls else None
+            self._on_started(GatewayAddresses(nodes.url, settings.ssh_port or None, proxy_url))
             await _first_of(stopping.wait(), self._ssh.watch(), asyncio.shield(serving))
             listener.close()
             await self._drain()
@@ -122,7 +149,9 @@ class Gateway:
 
     async def _drain(self) -> None:
         """Let sessions continue for a while, then end them with a message."""
-        await self._until_all_ended(self._settings.gateway_drain_s)
+        drain_s = self._settings.gateway_drain_s
+        proxy = self._proxy.close(drain_s) if self._proxy is not None else asyncio.sleep(0)
+        await asyncio.gather(proxy, self._until_all_ended(drain_s))
         self._ssh.open.disconnect_all(_RESTARTING)
         await self._until_all_ended(_SENT_WITHIN_S)
 

@@ -8,7 +8,6 @@ from mooring.core.gpu import Sample
 from mooring.core.instance.spec import DEFAULT_PRIORITY, InstanceLabels, InstanceRequest, InstanceSpec
 from mooring.core.instance.state import DesiredState, Reason, State
 from mooring.core.text import LongText, Name
-from mooring.schemas.agent import Endpoint
 from mooring.schemas.base import Answer, Body, Timestamp
 from mooring.schemas.queue import Because
 
@@ -55,6 +54,16 @@ class Granted(Answer):
     borrowed: Annotated[bool, Field(description="beyond the project's guarantee, so it may be preempted")]
 
 
+class InstanceEndpoint(Answer):
+    """Where a port is reached while the instance runs."""
+
+    container: int
+    protocol: Literal["tcp", "udp"]
+    host: Annotated[str, Field(description="of the node; with `expose: proxy` that of `url`")]
+    port: Annotated[int, Field(description="on the node; with `expose: proxy` that of `url`")]
+    url: Annotated[str | None, Field(description="through the port proxy; null: udp, or there is no proxy")]
+
+
 class Instance(InstanceSpec):
     """An instance: the fields of its request, its state and its placement."""
 
@@ -76,7 +85,7 @@ class Instance(InstanceSpec):
     group_rank: int | None
     granted: Granted | None
     devices: list[Device]
-    endpoints: list[Endpoint]
+    endpoints: list[InstanceEndpoint]
     container_id: str | None
     image_digest: str | None
     exit_code: int | None

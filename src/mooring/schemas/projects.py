@@ -90,6 +90,9 @@ class ProjectPatch(Body):
         Field(description="its instances may run images that exist only on a node"),
     ] = False
     require_disk_limits: Annotated[bool, Field(description="use only nodes that enforce `disk_mib`")] = False
+    public_ports: Annotated[
+        bool, Field(description="ports of its instances may be public: everybody reaches them by their URL")
+    ] = False
 
 
 class Usage(Answer):
@@ -121,6 +124,7 @@ class Project(Answer):
     node_selector: dict[str, str]
     local_images: bool
     require_disk_limits: bool
+    public_ports: bool
     version: int
     created_at: Timestamp
 

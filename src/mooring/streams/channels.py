@@ -91,6 +91,12 @@ class NodeChannel:
             self._space.set()
         return data
 
+    def is_silent(self) -> bool:
+        """Whether the node has sent nothing but keepalives since the last `receive`. Drops these."""
+        while self._messages and len(self._messages[0]) <= 1:
+            self._buffered -= len(self._messages.popleft())
+        return not (self._messages or self._is_lost or self._closed.is_set())
+
     async def send(self, data: bytes) -> bool:
         """Wait until the node has taken the message. Returns False if the connection is lost."""
         assert self._socket is not None, "the node sends first"

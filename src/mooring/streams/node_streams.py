@@ -157,6 +157,12 @@ class NodeStream:
         self._bytes_out += len(data)
         return channel, data
 
+    def is_silent(self) -> bool:
+        """Whether the stream is open, and nothing was sent by the instance since the last `receive`."""
+        if self._first is not None and len(self._first) > 1:
+            return False
+        return self._status is None and self._channel.is_silent()
+
     async def _next(self) -> bytes | StreamStatus:
         try:
             async with asyncio.timeout(SILENCE_S):

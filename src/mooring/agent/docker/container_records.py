@@ -71,7 +71,8 @@ class ContainerRecord(_FileModel):
     def of(cls, assignment: Assignment, image_digest: str | None, control_plane_id: str) -> Self:
         devices, env, group = devices_of(assignment), assignment.spec.env, assignment.group
         share = devices.share
-        host_ports = assignment.spec.ports if network_of(assignment) == HOST_NETWORK else ()
+        on_host = network_of(assignment) == HOST_NETWORK
+        host_ports = [port for port in assignment.spec.ports if on_host and port.expose == "node"]
         secret_env = (name for name, value in env.items() if isinstance(value, SecretReference))
         return cls(
             control_plane_id=control_plane_id,

@@ -353,7 +353,7 @@ def _host_config(assignment: Assignment, abilities: Abilities, limits: Container
         "PortBindings": {
             _port(port.container, port.protocol): [{"HostIp": "", "HostPort": ""}]
             for port in spec.ports
-            if network_of(assignment) != HOST_NETWORK  # there, nothing has to be published
+            if port.expose == "node" and network_of(assignment) != HOST_NETWORK  # there, nothing is needed
         },
         "DeviceRequests": device_requests(devices.gpu_uuids, abilities),
         **({"Mounts": mounts} if mounts else {}),

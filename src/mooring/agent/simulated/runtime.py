@@ -250,6 +250,8 @@ class SimulatedRuntime:
 
     def _endpoints(self, spec: InstanceSpec) -> Iterator[Endpoint]:
         for port in spec.ports:
+            if port.expose != "node":
+                continue
             host_port = FIRST_PORT + self._ports % (65_536 - FIRST_PORT)
             self._ports += 1
             yield Endpoint(

@@ -78,6 +78,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "exec_in_instance": _action_rule(_EXEC, "instance.exec", ActionClass.EXEC),
     "stream_exec_in_instance": _action_rule(_EXEC, "instance.exec", ActionClass.EXEC),
     "stream_instance_port": _action_rule(_EXEC, "instance.port", ActionClass.STREAM),
+    "create_port_link": _action_rule(_EXEC, "port_link.create"),
     "list_instance_groups": _read_rule(_READ),
     "get_instance_group": _read_rule(_READ),
     "explain_instance_group": _read_rule(_READ, cost=SCHEDULER_COST),

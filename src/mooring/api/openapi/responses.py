@@ -45,8 +45,8 @@ SPEC: Final = (
 # Errors of a spec that is checked against the rules of its project.
 ADMISSION: Final = (
     core_errors.GpuSharingNotAllowed, core_errors.ImageNotAllowed, core_errors.NodeSelectorConflict,
-    core_errors.PriorityNotAllowed, core_errors.RegistryNotAllowed, core_errors.SecretsTooLarge,
-    core_errors.TooManyPorts, core_errors.UnknownSecret,
+    core_errors.PriorityNotAllowed, core_errors.PublicPortsNotAllowed, core_errors.RegistryNotAllowed,
+    core_errors.SecretsTooLarge, core_errors.TooManyPorts, core_errors.UnknownSecret,
 )  # fmt: skip
 
 Responses = dict[int | str, dict[str, Any]]

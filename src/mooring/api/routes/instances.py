@@ -143,9 +143,9 @@ def _answer(
     headers = responses.etag(row.version)
     if location:
         headers["Location"] = f"/v1/instances/{row.id}"
-    return responses.json_answer(
-        instance_views.instance(session, row, context.scheduler_cache.positions), status, headers
-    )
+    positions = context.scheduler_cache.positions
+    shown = instance_views.instance(session, row, positions, context.port_urls)
+    return responses.json_answer(shown, status, headers)
 
 
 @router.get("", response_model=InstanceList, responses=errors(), operation_id="list_instances")

@@ -121,5 +121,6 @@ def _read(
         is_reached = reached(row.state, target)
         if not (is_reached or is_last or out_of_reach(row.state, row.desired_state, target)):
             return None
-        shown = instance_views.instance(session, row, context.scheduler_cache.positions)
+        positions = context.scheduler_cache.positions
+        shown = instance_views.instance(session, row, positions, context.port_urls)
         return {"reached": is_reached, "instance": shown}

@@ -1,7 +1,9 @@
 """Instances as the API shows them."""
 
 from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mooring.api.views import gpus as gpu_views
@@ -10,18 +12,25 @@ from mooring.control.instances import specs
 from mooring.control.instances.instances import QUEUED
 from mooring.core.instance.spec import InstanceSpec
 from mooring.core.instance.state import HOLDS_GPUS, State, actions
+from mooring.core.port_urls import PortUrls
 from mooring.db import tables
 from mooring.schemas.base import Json
 from mooring.schemas.instances import Granted, Instance
 
+# States in which the container may run, so that streams can be opened to it.
+_WITH_STREAMS = frozenset({State.RUNNING, State.STOPPING, State.UNREACHABLE})
 
-def instance(session: Session, row: tables.Instance, positions: Mapping[str, int]) -> Json:
+
+def instance(
+    session: Session, row: tables.Instance, positions: Mapping[str, int], urls: PortUrls | None
+) -> Json:
     """Return an instance as JSON.
 
     Args:
+        urls: of ports through the proxy; None: there is no proxy.
         positions: positions in the queue by instance id (`SchedulerCache.positions`).
     """
-    (shown,) = stable_fields(session, [row])
+    (shown,) = stable_fields(session, [row], urls)
     has_position = row.state is State.PENDING and was_considered(row)
     return {**shown, "queue_position": positions.get(row.id) if has_position else None}
 
@@ -31,22 +40,65 @@ def was_considered(row: tables.Instance) -> bool:
     return row.reason is not None and row.reason["code"] != QUEUED.code
 
 
-def stable_fields(session: Session, rows: Sequence[tables.Instance]) -> list[Json]:
+def stable_fields(session: Session, rows: Sequence[tables.Instance], urls: PortUrls | None) -> list[Json]:
     """Return all fields of each instance but the queue position. They change only together with `version`.
 
-    Uses at most three queries for all rows.
+    Uses at most four queries for all rows.
     """
     with_devices = [row.id for row in rows if row.gpu_count and row.state in HOLDS_GPUS]
     devices = gpu_views.devices(session, with_devices) if with_devices else {}
     names = gpu_views.node_names(session, {row.node_id for row in rows if row.node_id})
     full_specs = specs.whole(session, rows)
+    with_ports = [row for row in rows if row.state in _WITH_STREAMS and full_specs[row.id].get("ports")]
+    endpoints = _endpoints(session, with_ports, full_specs, urls) if with_ports else {}
     return [
-        _instance(row, full_specs[row.id], devices.get(row.id, []), names.get(row.node_id or ""))
+        _instance(
+            row,
+            full_specs[row.id],
+            devices.get(row.id, []),
+            names.get(row.node_id or ""),
+            endpoints.get(row.id, []),
+        )
         for row in rows
     ]
 
 
-def _instance(row: tables.Instance, spec: Json, devices: list[Json], node_name: str | None) -> Json:
+def _endpoints(
+    session: Session, rows: Sequence[tables.Instance], full_specs: Mapping[str, Json], urls: PortUrls | None
+) -> dict[str, list[Json]]:
+    """Return the endpoints by instance: first those of the node, then those of the proxy alone."""
+    projects = {row.project_id for row in rows} if urls else set()
+    query = select(tables.Project.id, tables.Project.name).where(tables.Project.id.in_(projects))
+    names: dict[str, str] = dict(session.execute(query).all()) if projects else {}
+    found = {}
+    for row in rows:
+        at_node = [
+            {**each, "url": _url(urls, row, names, each["container"]) if each["protocol"] == "tcp" else None}
+            for each in row.endpoints
+        ]
+        proxied = [
+            _at_proxy(url, port["container"])
+            for port in full_specs[row.id]["ports"]
+            if port.get("expose") == "proxy" and (url := _url(urls, row, names, port["container"]))
+        ]
+        found[row.id] = at_node + proxied
+    return found
+
+
+def _url(urls: PortUrls | None, row: tables.Instance, names: Mapping[str, str], port: int) -> str | None:
+    return urls.url(port, row.id, row.name, names[row.project_id]) if urls else None
+
+
+def _at_proxy(url: str, port: int) -> Json:
+    parts = urlsplit(url)
+    default = 443 if parts.scheme == "https" else 80
+    at = {"host": parts.hostname, "port": parts.port or default}
+    return {"container": port, "protocol": "tcp", **at, "url": url}
+
+
+def _instance(
+    row: tables.Instance, spec: Json, devices: list[Json], node_name: str | None, endpoints: list[Json]
+) -> Json:
     fields = show(
         Instance,
         row,
@@ -54,6 +106,7 @@ def _instance(row: tables.Instance, spec: Json, devices: list[Json], node_name: 
         node_name=node_name,
         granted=_granted(row),
         devices=devices,
+        endpoints=endpoints,
         actions=actions(row.state),
     )
     return {**spec, **fields}

@@ -17,6 +17,7 @@ from mooring.api.http import pagination
 from mooring.api.views import instances as instance_views
 from mooring.control.instances.instances import QUEUED
 from mooring.core.instance.state import State
+from mooring.core.port_urls import PortUrls
 from mooring.db.tables import Instance
 
 # An instance may have 256 KiB, so a page of large ones ends early.
@@ -46,10 +47,15 @@ def count_fitting(texts: Sequence[bytes]) -> int:
 
 
 class RenderedInstances:
-    """Caches the texts of the instances read last, without their queue position."""
+    """Caches the texts of the instances read last, without their queue position.
 
-    def __init__(self) -> None:
+    Args:
+        urls: of ports through the proxy; None: there is no proxy.
+    """
+
+    def __init__(self, urls: PortUrls | None = None) -> None:
         self._lock = Lock()
+        self._urls = urls
         self._texts: LRUCache[Key, bytes] = LRUCache(_CACHE_BYTES, getsizeof=len)
 
     def page(
@@ -85,7 +91,7 @@ class RenderedInstances:
         rows = session.scalars(select(Instance).where(Instance.id.in_(instance_ids))).all()
         texts = {
             row.id: to_json(shown)[:-1]
-            for row, shown in zip(rows, instance_views.stable_fields(session, rows), strict=True)
+            for row, shown in zip(rows, instance_views.stable_fields(session, rows, self._urls), strict=True)
         }
         with self._lock:
             for row in rows:

@@ -16,6 +16,7 @@ from mooring.core.errors import (
     ImageNotAllowed,
     NameTaken,
     PriorityNotAllowed,
+    PublicPortsNotAllowed,
     TooManyPorts,
 )
 from mooring.core.images import is_allowed
@@ -59,12 +60,14 @@ def require(session: Session, project_id: str, spec: InstanceSpec) -> None:
     Raises:
         Forbidden: codes `image_not_allowed`: no pattern of the project matches the image (R15);
             `gpu_sharing_not_allowed`: it requests a share of a GPU, and the project may not share GPUs;
+            `public_ports_not_allowed`: it has a public port, and the project may not have such;
             `node_selector_conflict`: its node selector contradicts the project's.
         Invalid: codes `too_many_ports`, `registry_not_allowed`, and those of `secrets.require`.
     """
     _require_allowed_image(session, project_id, spec.image)
     registry_rules.require_image(session, project_id, spec.image)
     _require_few_ports(spec)
+    _require_public_ports_allowed(session, project_id, spec)
     if spec.gpus.milli < WHOLE_MILLI and spec.gpus.mig_profile is None:
         _require_sharing_allowed(session, project_id)
     placement_rules.require_no_conflict(session, project_id, spec.node_selector)
@@ -73,10 +76,21 @@ def require(session: Session, project_id: str, spec: InstanceSpec) -> None:
 
 def _require_few_ports(spec: InstanceSpec) -> None:
     # Docker runs two processes for each published port, outside of the instance's own limits.
-    if len(spec.ports) > MAX_PORTS:
+    published = sum(port.expose == "node" for port in spec.ports)
+    if published > MAX_PORTS:
         raise TooManyPorts(
-            f"an instance may publish {MAX_PORTS} ports, this one has {len(spec.ports)}; run a proxy in the "
-            "container to serve more",
+            f"an instance may publish {MAX_PORTS} ports, this one has {published}; set `expose` of the "
+            "others to `proxy`, or run a proxy in the container",
+        )
+
+
+def _require_public_ports_allowed(session: Session, project_id: str, spec: InstanceSpec) -> None:
+    public = [port.container for port in spec.ports if port.auth == "public"]
+    if public and not session.get_one(Project, project_id).public_ports:
+        raise PublicPortsNotAllowed(
+            f"this project may not make port {public[0]} public; use auth `private` or `token`, or ask an "
+            "admin to set `public_ports` of the project",
+            port=public[0],
         )
 
 

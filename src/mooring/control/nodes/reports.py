@@ -292,7 +292,9 @@ def _endpoints(node: Node, row: Instance, seen: ObservedInstance) -> list[JsonOb
     reported = _reported_endpoints(seen, (node.facts or {}).get("address"))
     if reported == row.endpoints:
         return row.endpoints  # the usual case, without reading the spec
-    ports = {(port.container, port.protocol) for port in instances.spec_of(row).ports}
+    ports = {
+        (port.container, port.protocol) for port in instances.spec_of(row).ports if port.expose == "node"
+    }
     return [
         each
         for each in reported

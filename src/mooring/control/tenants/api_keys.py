@@ -67,6 +67,13 @@ def identify(session: Session, secret: str) -> tuple[Caller, bool]:
     return _caller(session, row), must_record
 
 
+def exists(session: Session, secret: str) -> bool:
+    """Whether the secret is or was a key."""
+    return (
+        session.scalar(select(ApiKey.id).where(ApiKey.secret_hash == credentials.hashed(secret))) is not None
+    )
+
+
 def caller_of(session: Session, key_id: str) -> Caller:
     """The caller of a key. Raises Unauthorized: it is revoked or expired."""
     row = session.get(ApiKey, key_id)

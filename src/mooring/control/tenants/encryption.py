@@ -99,6 +99,8 @@ def _reencrypt_all(session: Session, encryptor: Encryptor, row: ControlPlane) ->
         row.sealed_ssh_host_key = encryptor.reencrypt(row.sealed_ssh_host_key)
     if row.sealed_ssh_ca_key is not None:
         row.sealed_ssh_ca_key = encryptor.reencrypt(row.sealed_ssh_ca_key)
+    if row.sealed_port_key is not None:
+        row.sealed_port_key = encryptor.reencrypt(row.sealed_port_key)
     for secret in session.scalars(select(Secret).with_for_update()):
         secret.sealed_value = encryptor.reencrypt(secret.sealed_value)
     for registry in session.scalars(select(Registry).with_for_update()):

@@ -4,7 +4,7 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from sqlalchemy import delete as sql_delete
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from mooring.control import concurrency, locks
@@ -27,7 +27,8 @@ def new(name: str, labels: JsonObject) -> Project:
     return Project(
         id=new_id(ids.PROJECT), name=name, labels=labels, quotas={}, weight=1.0, allowed_images=None,
         security_profile="standard", gpu_sharing=False, host_network=False,
-        node_selector=None, local_images=False, require_disk_limits=False, version=1, created_at=now(),
+        node_selector=None, local_images=False, require_disk_limits=False, public_ports=False,
+        version=1, created_at=now(),
     )  # fmt: skip
 
 
@@ -113,6 +114,7 @@ def patch(
         if project_id == default_project:
             raise DefaultProject("the default project cannot be renamed")
         _require_free_name(session, changes["name"])
+        _change_versions(session, row.id)
     for field, value in changes.items():
         setattr(row, field, {**row.quotas, **value} if field == "quotas" else value)
     row.node_selector = row.node_selector or None
@@ -121,6 +123,12 @@ def patch(
     audit_log.record(session, access, row.id, row.id, before=was, after=became)
     notify(session, Topic.SCHEDULE)  # a higher quota or other nodes may let instances start
     return row
+
+
+def _change_versions(session: Session, project_id: str) -> None:
+    """Instances show URLs of their ports, which contain the project's name."""
+    live = (Instance.project_id == project_id) & Instance.deleted_at.is_(None)
+    session.execute(update(Instance).where(live).values(version=Instance.version + 1))
 
 
 def described(row: Project) -> dict[str, Any]:
@@ -138,6 +146,7 @@ def described(row: Project) -> dict[str, Any]:
         "node_selector": row.node_selector or {},
         "local_images": row.local_images,
         "require_disk_limits": row.require_disk_limits,
+        "public_ports": row.public_ports,
     }
 
 

@@ -94,11 +94,33 @@ class GpuRequest(_SpecModel):
         return WHOLE_MILLI if self.share is None else round(self.share * 1000)
 
 
+# Who may use a port through the port proxy. private: a key, or a link that works once. token: anyone who has
+# its signed link. public: everybody.
+PortAuth = Literal["private", "token", "public"]
+
+
 class Port(_SpecModel):
-    """A container port, published on a free port of the node (see `endpoints`)."""
+    """A container port: published on a free port of the node, or served by the port proxy."""
 
     container: Annotated[int, Field(ge=1, le=65535)]
     protocol: Literal["tcp", "udp"] = "tcp"
+    expose: Annotated[
+        Literal["node", "proxy"],
+        Field(description="node: also on a free port of the node; proxy: only through the port proxy"),
+    ] = "node"
+    auth: Annotated[
+        PortAuth,
+        Field(
+            description="who may use it through the proxy. private: a key, or a link that works once; token: "
+            "anyone who has its signed link; public: everybody, if an admin has set `public_ports`"
+        ),
+    ] = "private"
+
+    @model_validator(mode="after")
+    def _proxy_is_http(self) -> Self:
+        if self.protocol == "udp" and (self.expose == "proxy" or self.auth != "private"):
+            raise PydanticCustomError("udp_proxied", "the proxy serves HTTP: a udp port needs expose `node`")
+        return self
 
 
 class SecretReference(_SpecModel):
@@ -155,7 +177,7 @@ class InstanceSpec(_SpecModel):
             "small nodes. Enforced on nodes with `disk_enforced`",
         ),
     ] = None
-    ports: Annotated[list[Port], Field(max_length=64, description="at most 8")] = []
+    ports: Annotated[list[Port], Field(max_length=64, description="at most 8 on the node")] = []
     max_duration_s: Annotated[int | None, Field(ge=1, le=10 * 366 * 86_400)] = None
     restart: Literal["never", "on_failure", "always"] = "never"
     on_capacity: Literal["queue", "fail"] = "queue"

@@ -11,7 +11,7 @@ from mooring.db.tables.history import (
     IdempotencyUsage,
 )
 from mooring.db.tables.machines import Gpu, GpuCondition, GpuIncident, JoinToken, Node, Stream
-from mooring.db.tables.tenants import ApiKey, Member, Project, Registry, Secret, SshKey, User
+from mooring.db.tables.tenants import ApiKey, Member, PortLink, Project, Registry, Secret, SshKey, User
 from mooring.db.tables.work import (
     Allocation,
     Instance,
@@ -25,6 +25,6 @@ from mooring.db.tables.work import (
 __all__ = [
     "Allocation", "ApiKey", "AuditEntry", "AuditHead", "AuditLink", "Base", "ControlPlane", "Event", "Gpu",
     "GpuCondition", "GpuIncident", "IdempotencyKey", "IdempotencyUsage", "Instance", "InstanceGroup",
-    "InstanceRecord", "JoinToken", "Member", "Node", "Project", "ProjectStorage", "ProjectUsage",
-    "Registry", "Reservation", "Secret", "SshKey", "Stream", "User",
+    "InstanceRecord", "JoinToken", "Member", "Node", "PortLink", "Project", "ProjectStorage",
+    "ProjectUsage", "Registry", "Reservation", "Secret", "SshKey", "Stream", "User",
 ]  # fmt: skip

@@ -28,6 +28,8 @@ class ControlPlane(Base):
     # The private keys of all gateways, encrypted: see control/ssh_identity.py.
     sealed_ssh_host_key: Mapped[bytes | None] = mapped_column(LargeBinary)
     sealed_ssh_ca_key: Mapped[bytes | None] = mapped_column(LargeBinary)
+    # Signs links and cookies of the port proxy, encrypted: see control/instances/port_tokens.py.
+    sealed_port_key: Mapped[bytes | None] = mapped_column(LargeBinary)
     # The highest `seq` of the events that were deleted.
     events_purged_to: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[datetime]

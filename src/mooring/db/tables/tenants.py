@@ -8,6 +8,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     LargeBinary,
+    false,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -42,6 +43,7 @@ class Project(Base):
     # Whether it may use images that exist only on a node.
     local_images: Mapped[bool] = mapped_column(default=False)
     require_disk_limits: Mapped[bool] = mapped_column(default=False)
+    public_ports: Mapped[bool] = mapped_column(default=False, server_default=false())
     # Counts changes of its pending instances that have no event.
     pending_changes: Mapped[int] = mapped_column(default=0, server_default="0")
     version: Mapped[int]
@@ -124,6 +126,16 @@ class SshKey(Base):
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
+
+
+class PortLink(Base):
+    """A link to a port of an instance that works once. Its use deletes the row."""
+
+    __tablename__ = "port_links"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    instance_id: Mapped[str] = mapped_column(ForeignKey("instances.id", ondelete="CASCADE"), index=True)
+    expires_at: Mapped[datetime]
 
 
 class Secret(Base):

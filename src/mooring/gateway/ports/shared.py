@@ -1,0 +1,111 @@
+"""What the connections of the port proxy share: users, programs, and limits."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, Protocol
+
+import h11
+
+from mooring.auth.rate_limits import network_of
+from mooring.core.errors import TooManyStreams
+from mooring.core.port_urls import PortUrls
+from mooring.gateway.ports import calls
+from mooring.gateway.ports.callers import PortUsers
+from mooring.gateway.ports.calls import PortCall
+from mooring.gateway.ports.heads import Fields, Network
+from mooring.gateway.ports.programs import Programs
+
+# Connections in total, and of one network where there is no proxy in front.
+CONNECTIONS: Final = 4096
+CONNECTIONS_PER_NETWORK: Final = 512
+# Requests of one network that are open at the same time.
+REQUESTS_PER_NETWORK: Final = 256
+_CHECK_EVERY_S: Final = 0.05
+
+
+class Client(Protocol):
+    """See `connections.ProxyConnection`."""
+
+    is_idle: bool
+
+    def abort(self) -> None: ...
+
+
+class ProxyShared:
+    """For the event loop's thread only.
+
+    Args:
+        trusted: networks of the TLS proxies in front; empty: there is none.
+    """
+
+    def __init__(
+        self, users: PortUsers, programs: Programs, urls: PortUrls, trusted: Sequence[Network]
+    ) -> None:
+        self.users, self.programs, self.urls = users, programs, urls
+        self._trusted = trusted
+        self._clients: set[Client] = set()
+        self._connections: Counter[str] = Counter()
+        self._requests: Counter[str] = Counter()
+        self.is_closing = False
+
+    def __len__(self) -> int:
+        """The number of open requests and upgraded connections."""
+        return self._requests.total()
+
+    @property
+    def connections(self) -> int:
+        return len(self._clients)
+
+    def call_of(self, request: h11.Request, fields: Fields, peer: str) -> PortCall | bytes:
+        """As `calls.call_of`."""
+        return calls.call_of(self.urls, request, fields, peer, self._trusted)
+
+    def connected(self, client: Client, peer: str) -> bool:
+        """Count a connection. Returns False if there are too many."""
+        network = network_of(peer)
+        if len(self._clients) >= CONNECTIONS:
+            return False
+        if not self._trusted and self._connections[network] >= CONNECTIONS_PER_NETWORK:
+            return False
+        self._clients.add(client)
+        self._connections[network] += 1
+        return True
+
+    def lost(self, client: Client, peer: str) -> None:
+        if client in self._clients:
+            self._clients.remove(client)
+            _decrement(self._connections, network_of(peer))
+
+    @contextmanager
+    def counted(self, network: str) -> Iterator[None]:
+        """Count a request as open during the block. Raises TooManyStreams: the network has too many."""
+        if self._requests[network] >= REQUESTS_PER_NETWORK:
+            raise TooManyStreams(
+                f"your address has {REQUESTS_PER_NETWORK} requests open here; wait for some of them"
+            )
+        self._requests[network] += 1
+        try:
+            yield
+        finally:
+            _decrement(self._requests, network)
+
+    async def drain(self, timeout_s: float) -> None:
+        """End idle connections, and after a while all."""
+        self.is_closing = True
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_s
+        for client in [each for each in self._clients if each.is_idle]:
+            client.abort()
+        while len(self) and loop.time() < until:
+            await asyncio.sleep(_CHECK_EVERY_S)
+        for client in list(self._clients):
+            client.abort()
+        await self.programs.close()
+
+
+def _decrement(counts: Counter[str], key: str) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
