@@ -54,6 +54,20 @@ def test_plain_http_beyond_loopback_needs_a_tls_proxy(host: str) -> None:
     assert Settings(host=host, behind_tls_proxy=True).host == host
 
 
+def test_docker_clients_beyond_loopback_need_a_tls_proxy() -> None:
+    with pytest.raises(ValidationError, match="MOORING_BEHIND_TLS_PROXY"):
+        Settings(docker_host="10.0.0.7", docker_port=8723)
+    assert Settings(docker_host="10.0.0.7", docker_port=8723, behind_tls_proxy=True).docker_port == 8723
+    assert Settings(docker_host="10.0.0.7").docker_port == 0
+
+
+def test_addresses_of_docker_clients_and_of_the_api() -> None:
+    settings = Settings(docker_host="::1", docker_port=8723)
+    assert (settings.docker_url, settings.resolved_api_url) == ("tcp://[::1]:8723", "http://127.0.0.1:8700")
+    everywhere = Settings(host="0.0.0.0", behind_tls_proxy=True)
+    assert everywhere.resolved_api_url == "http://127.0.0.1:8700"
+
+
 @pytest.mark.parametrize("proxies", ["*", "proxy.example", "10.0.0.1/8", "10.0.0.1,,10.0.0.2"])
 def test_only_addresses_and_networks_are_trusted_as_proxies(proxies: str) -> None:
     with pytest.raises(ValidationError, match="trusted_proxies"):

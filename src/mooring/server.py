@@ -1,7 +1,6 @@
 """The composition root: builds database, app, loops and uvicorn from the settings."""
 
 import logging
-import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,7 +52,12 @@ from mooring.loops.reservations import ReservationRepair
 from mooring.loops.retention import Retention
 from mooring.loops.scheduling import Scheduling
 from mooring.settings import Settings
-from mooring.streams.http_protocol import ConnectionLimits, HttpProtocol, set_kernel_timeouts
+from mooring.streams.http_protocol import (
+    ConnectionLimits,
+    HttpProtocol,
+    max_connections,
+    set_kernel_timeouts,
+)
 from mooring.streams.node_streams import StreamOpener
 from mooring.streams.websockets import StreamProtocol
 
@@ -61,7 +65,6 @@ log = logging.getLogger(__name__)
 
 # How long open requests may continue after SIGTERM; long polls and streams end at once.
 _GRACE_S = 2
-_MAX_OPEN_FILES = 16_384
 # A thread has one connection to the database at most (tests/connections.py checks it). So ten of the
 # pool's 40 remain for the loops while all threads wait, such as for a locked row.
 REQUEST_THREADS = 30
@@ -161,7 +164,7 @@ class Service:
         on_started: Callable[[str], None] | None = None,
         connection_limits: ConnectionLimits | None = None,
     ) -> None:
-        connection_limits = connection_limits or ConnectionLimits(connections=_max_connections())
+        connection_limits = connection_limits or ConnectionLimits(connections=max_connections())
         policy = plane.settings.model_dump(include=set(Policy.model_fields))
         self.scheduler_cache = SchedulerCache(Policy(**policy))
         limited = plane.settings.rate_limits == "on"
@@ -237,14 +240,6 @@ def _loops(plane: ControlPlane, cache: SchedulerCache, limits: storage.StorageLi
         AuditLinks(plane.database, plane.audit_keys, settings.audit_head_file),
         GarbageCollection(plane.database),
     )
-
-
-def _max_connections() -> int:
-    """Raise the limit on open files as far as allowed, and return how many connections fit in that limit."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(_MAX_OPEN_FILES, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    return min(ConnectionLimits().connections, files // 2)
 
 
 def _config(context: Context, connection_limits: ConnectionLimits) -> uvicorn.Config:

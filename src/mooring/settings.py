@@ -90,6 +90,15 @@ class Settings(Policy, BaseSettings):
         str | None,
         Field(description="URL at which clients reach the proxy, without a subdomain; null: see docs"),
     ] = None
+    docker_host: str = "127.0.0.1"
+    docker_port: Annotated[int, Field(ge=0, le=65535, description="0: no Docker clients")] = 0
+    docker_public_url: Annotated[
+        str | None,
+        Field(description="tcp:// URL under which Docker clients reach the gateway; null: its address"),
+    ] = None
+    api_url: Annotated[
+        str | None, Field(description="URL at which the gateway calls the API; null: host and port")
+    ] = None
     allowed_registries: Annotated[
         tuple[str, ...],
         NoDecode,
@@ -189,8 +198,23 @@ class Settings(Policy, BaseSettings):
         # uvicorn accepts `*`, with which any client could forge its address.
         return ",".join(str(ip_network(proxy.strip())) for proxy in proxies.split(","))
 
+    @property
+    def docker_url(self) -> str:
+        """Where Docker clients connect."""
+        return self.docker_public_url or f"tcp://{bracketed(self.docker_host)}:{self.docker_port}"
+
+    @property
+    def resolved_api_url(self) -> str:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared
+        return self.api_url or f"http://{bracketed(host)}:{self.port}"
+
     @model_validator(mode="after")
     def _no_public_plain_http(self) -> Self:
+        if self.docker_port and not (is_loopback(self.docker_host) or self.behind_tls_proxy):
+            raise ValueError(
+                f"refusing to serve Docker clients on {self.docker_host} without TLS: their API keys would "
+                "be sent in the clear. Put a TLS proxy in front, and set MOORING_BEHIND_TLS_PROXY=true"
+            )
         if not (is_loopback(self.host) or self.behind_tls_proxy):
             raise ValueError(
                 f"refusing to serve plain HTTP on {self.host}: API keys would be sent in the clear. "
@@ -277,3 +301,8 @@ def is_private_channel(url: str) -> bool:
     except ValueError:
         return False
     return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host or "")))
+
+
+def bracketed(host: str) -> str:
+    """The host as a URL shows it."""
+    return f"[{host}]" if ":" in host else host

@@ -1,11 +1,13 @@
-"""How connections are counted."""
+"""How connections and requests are counted."""
 
 from collections.abc import Collection
+from contextlib import ExitStack
 
 import pytest
 
 from mooring.core.access import Caller
 from mooring.core.errors import TooManyStreams
+from mooring.gateway.ports.shared import REQUESTS_PER_NETWORK, REQUESTS_PER_PROJECT, OpenRequests
 from mooring.gateway.ssh.shared import (
     CONNECTIONS,
     CONNECTIONS_PER_PROJECT,
@@ -86,3 +88,29 @@ def test_all_are_disconnected_at_the_end() -> None:
     for client in [*clients, waiting, waiting]:
         opened.lost(client)
     assert len(opened) == 0
+
+
+def test_requests_to_a_project_leave_room_for_others() -> None:
+    requests = OpenRequests()
+    with ExitStack() as open_requests:
+        for number in range(REQUESTS_PER_PROJECT):
+            open_requests.enter_context(requests.from_network(f"network {number}"))
+            open_requests.enter_context(requests.to_project("prj_a"))
+        with pytest.raises(TooManyStreams, match="the instance's project"), requests.to_project("prj_a"):
+            pass
+        with requests.to_project("prj_b"):
+            assert len(requests) == REQUESTS_PER_PROJECT
+    assert len(requests) == 0
+    with requests.to_project("prj_a"):
+        pass
+
+
+def test_requests_of_a_network_leave_room_for_others() -> None:
+    requests = OpenRequests()
+    with ExitStack() as open_requests:
+        for _ in range(REQUESTS_PER_NETWORK):
+            open_requests.enter_context(requests.from_network("a"))
+        with pytest.raises(TooManyStreams, match="your address"), requests.from_network("a"):
+            pass
+        with requests.from_network("b"):
+            pass

@@ -15,7 +15,7 @@ import pytest
 from mooring.auth.rate_limits import FAILED_ATTEMPTS, REQUESTS, ActionClass
 from mooring.gateway.ssh.connections import KEYS_OFFERED
 from mooring.gateway.ssh.listener import LOGIN_S
-from mooring.gateway.ssh.shared import UNAUTHENTICATED_PER_NETWORK
+from mooring.gateway.ssh.shared import CONNECTIONS, UNAUTHENTICATED_PER_NETWORK
 from tests.gateway.conftest import HOST
 from tests.service import Client
 from tests.testbed.waiting import wait_until
@@ -99,6 +99,12 @@ def malformed(rng: random.Random) -> bytes:
     length = rng.choice([0, 1, 35_000, 2**31, rng.randrange(2**32)]).to_bytes(4, "big")
     padding, number = rng.randrange(256), rng.choice([20, 30, 50, 80, 90, rng.randrange(256)])
     return version + length + bytes([padding, number]) + rng.randbytes(rng.randrange(200))
+
+
+def test_the_limit_on_open_files_fits_the_limit_on_connections(gateway: GatewayProcess) -> None:
+    soft, hard = psutil.Process(gateway.pid).rlimit(psutil.RLIMIT_NOFILE)
+    # Each connection has a socket, and one for a stream.
+    assert soft == hard or soft >= 2 * CONNECTIONS
 
 
 def test_another_host_key_is_never_made(

@@ -27,7 +27,7 @@ from mooring.agent.sync.agent import Agent
 from mooring.agent.sync.client import ControlPlaneClient, RequestRejected, Unreachable
 from mooring.agent.sync.identity import NodeIdentity, StateDirectory
 from mooring.schemas.agent import Assignment, Orphan, OverlayNetwork
-from mooring.schemas.agent_streams import DialRequest, ExecRequest, LogsRequest
+from mooring.schemas.agent_streams import AttachRequest, DialRequest, ExecRequest, LogsRequest
 from tests.invariants.containers import Container
 from tests.simulation.network import AgentHttp, Link
 from tests.simulation.virtual import Machine, Process, hub
@@ -139,6 +139,9 @@ class Engine:
 
     async def dial(self, container_id: str, request: DialRequest) -> ContainerStream:
         return await self._runtime.dial(container_id, request)
+
+    async def attach(self, container_id: str, request: AttachRequest) -> ContainerStream:
+        return await self._runtime.attach(container_id, request)
 
     def watch(self, on_change: Callable[[], None], ended: Callable[[], bool]) -> None:
         """Some events are lost, and so are those of the time in which the engine does not answer."""

@@ -302,6 +302,7 @@ CALLS: Mapping[str, Make] = {
     "restart_instance": _running_instance,
     "exec_in_instance": _exec,
     "stream_exec_in_instance": _exec_stream,
+    "stream_attach_to_instance": _running_instance,
     "stream_instance_port": lambda setup, _: Call({"instance_id": setup.running, "port": "80"}),
     "create_port_link": lambda setup, _: Call(
         {"instance_id": setup.running, "port": "80"}, json={"ttl_s": 60}
@@ -355,6 +356,7 @@ CALLS: Mapping[str, Make] = {
     "get_api_key": _api_key,
     "create_api_key": _new_key,
     "delete_api_key": _created_key,
+    "get_docker_context": _empty_call,
     "get_my_ssh": _empty_call,
     "list_ssh_keys": _empty_call,
     "get_ssh_key": lambda setup, _: _ssh_key(setup),

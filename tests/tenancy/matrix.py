@@ -31,6 +31,7 @@ _TABLE = {
     "exec_in_instance":     "401    401   401     401     404      404     403    200    200   200   401",
     # 426: without a WebSocket handshake.
     "stream_exec_in_instance": "401 401   401     401     404      404     403    426    426   426   401",
+    "stream_attach_to_instance": "401 401 401     401     404      404     403    426    426   426   401",
     "stream_instance_port": "401    401   401     401     404      404     403    426    426   426   401",
     "create_port_link":     "401    401   401     401     404      404     403    201    201   201   401",
     #                        no key wrong expired revoked b member b owner viewer member owner admin node
@@ -86,6 +87,7 @@ _TABLE = {
     "get_api_key":          "401    401   401     401     404      404     200    200    200   200   401",
     "create_api_key":       "401    401   401     401     404      404     201    201    201   201   401",
     "delete_api_key":       "401    401   401     401     404      404     204    204    204   204   401",
+    "get_docker_context":   "401    401   401     401     409      409     409    409    409   409   401",
     "get_my_ssh":           "401    401   401     401     200      200     200    200    200   200   401",
     "list_ssh_keys":        "401    401   401     401     200      200     200    200    200   200   401",
     "get_ssh_key":          "401    401   401     401     404      404     404    200    200   200   401",

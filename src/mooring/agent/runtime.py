@@ -12,7 +12,14 @@ from mooring.core.instance.state import Reason
 from mooring.core.node import SwarmFacts
 from mooring.core.stream_messages import Channel
 from mooring.schemas.agent import Assignment, Endpoint, Orphan, OverlayNetwork
-from mooring.schemas.agent_streams import DialRequest, ExecRequest, LogsRequest, StreamStatus, WindowSize
+from mooring.schemas.agent_streams import (
+    AttachRequest,
+    DialRequest,
+    ExecRequest,
+    LogsRequest,
+    StreamStatus,
+    WindowSize,
+)
 
 Progress = Callable[[Reason], None]
 Cancelled = Callable[[], bool]
@@ -215,6 +222,9 @@ class Runtime(Protocol):
 
     async def dial(self, container_id: str, request: DialRequest) -> ContainerStream:
         """Connect to a port. Raises StreamRefused: nothing accepts the connection."""
+
+    async def attach(self, container_id: str, request: AttachRequest) -> ContainerStream:
+        """Attach to the main process. Raises StreamRefused: it has ended, and its output is not kept."""
 
     async def end_left_commands(self, container_id: str) -> None:
         """Kill commands in the container that an earlier agent process has started and not ended."""

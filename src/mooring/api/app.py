@@ -16,6 +16,7 @@ from mooring.api.routes import (
     api_keys,
     audit,
     commands,
+    docker_context,
     events,
     gpus,
     instance_groups,
@@ -62,7 +63,8 @@ def _operations() -> tuple[BaseRoute, ...]:
     router.include_router(agent.frequent)
     for module in (
         instances, instance_groups, reservations, queue, logs, commands, streams, port_links, nodes, gpus,
-        events, projects, users, api_keys, me, ssh_keys, secrets, registries, audit, service, agent, docs,
+        events, projects, users, api_keys, me, docker_context, ssh_keys, secrets, registries, audit, service,
+        agent, docs,
     ):  # fmt: skip
         router.include_router(module.router)
     return tuple(router.routes)

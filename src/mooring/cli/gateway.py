@@ -74,3 +74,5 @@ def _print_addresses(addresses: GatewayAddresses) -> None:
         typer.echo(f"  SSH          port {addresses.ssh_port}")
     if addresses.proxy_url is not None:
         typer.echo(f"  Ports        {addresses.proxy_url}")
+    if addresses.docker_port is not None:
+        typer.echo(f"  Docker       port {addresses.docker_port}")

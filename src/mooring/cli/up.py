@@ -66,8 +66,8 @@ def run(settings: Settings, agent_settings: AgentSettings) -> int:
         _print_isolation(settings)
         _print_first_steps(plane, url)
         local.start(url)
-        if settings.ssh_port or settings.proxy_port:
-            gateway.start(_GATEWAY_SETTINGS | os.environ)
+        if settings.ssh_port or settings.proxy_port or settings.docker_port:
+            gateway.start({**_GATEWAY_SETTINGS, "MOORING_API_URL": url} | os.environ)
 
     try:
         Service(plane, awaited_nodes=local.node_count, on_started=started).run()

@@ -48,6 +48,12 @@ def _control_plane(session: Session) -> ControlPlane:
     return row
 
 
+def default_project_id(session: Session) -> str:
+    """The project of callers that may use all and name none, in a database that has one."""
+    query = select(Project.id).where(Project.name == DEFAULT_PROJECT, Project.deleted_at.is_(None))
+    return session.scalars(query).one()
+
+
 def _default_project(session: Session) -> Project:
     row = session.scalar(select(Project).where(Project.name == DEFAULT_PROJECT, Project.deleted_at.is_(None)))
     if row is None:

@@ -232,3 +232,8 @@ def _record_deletion(session: Session, seqs: Sequence[int]) -> None:
         stored, last = ControlPlane.events_purged_to, max(seqs)
         is_behind = stored.is_(None) | (stored < last)
         session.execute(update(ControlPlane).where(is_behind).values(events_purged_to=last))
+
+
+def last_seq(session: Session) -> int:
+    """The number of the newest event; 0: there is none."""
+    return session.scalar(select(func.max(Event.seq))) or 0

@@ -21,6 +21,7 @@ from mooring.control.tenants.encryption import Encryptor
 from mooring.db.notifications import listeners
 from mooring.db.operator_errors import DatabaseProblem
 from mooring.db.session import Database
+from mooring.gateway.docker.gateway import DockerGateway
 from mooring.gateway.node_app import create_node_app
 from mooring.gateway.node_server import NodeServer
 from mooring.gateway.ports.callers import PortUsers
@@ -47,11 +48,13 @@ class GatewayAddresses:
         nodes: the URL for nodes.
         ssh_port: None: SSH is off.
         proxy_url: None: the port proxy is off.
+        docker_port: None: Docker clients are off.
     """
 
     nodes: str
     ssh_port: int | None
     proxy_url: str | None
+    docker_port: int | None
 
 
 class CannotListen(Exception):
@@ -125,6 +128,7 @@ class Gateway:
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
         settings = self._settings
         listener = SshListener(self._ssh, self._host_key)
+        docker = DockerGateway(settings, self._database, self._credentials, self._opener)
         app = create_node_app(self._database, self._credentials, self._opener, listener.serve)
         with _explained("nodes", settings.gateway_host, settings.gateway_port, "MOORING_GATEWAY"):
             nodes = NodeServer(settings, app)
@@ -137,15 +141,28 @@ class Gateway:
             if self._proxy is not None:
                 with _explained("the port proxy", settings.proxy_host, settings.proxy_port, "MOORING_PROXY"):
                     await self._proxy.listen(settings.proxy_host, settings.proxy_port)
-            proxy_url = settings.port_urls.base if settings.port_urls else None
-            self._on_started(GatewayAddresses(nodes.url, settings.ssh_port or None, proxy_url))
-            await _first_of(stopping.wait(), self._ssh.watch(), asyncio.shield(serving))
+            if settings.docker_port:
+                with _explained("Docker", settings.docker_host, settings.docker_port, "MOORING_DOCKER"):
+                    await docker.listen()
+            self._on_started(self._addresses(nodes.url))
+            await _first_of(stopping.wait(), self._ssh.watch(), docker.run(), asyncio.shield(serving))
             listener.close()
+            docker.close()
             await self._drain()
         finally:
+            await docker.end()
             self._opener.channels.abort()
             nodes.should_exit = True
             await serving
+
+    def _addresses(self, nodes: str) -> GatewayAddresses:
+        settings = self._settings
+        return GatewayAddresses(
+            nodes,
+            settings.ssh_port or None,
+            settings.port_urls.base if settings.port_urls else None,
+            settings.docker_port or None,
+        )
 
     async def _drain(self) -> None:
         """Let sessions continue for a while, then end them with a message."""

@@ -11,12 +11,11 @@ from starlette.types import ASGIApp
 from mooring.core.errors import MooringError
 from mooring.core.stream_messages import MAX_MESSAGE_BYTES
 from mooring.settings import Settings
-from mooring.streams.http_protocol import ConnectionLimits, HttpProtocol, set_kernel_timeouts
+from mooring.streams.http_protocol import ConnectionLimits, HttpProtocol, max_connections, set_kernel_timeouts
 from mooring.streams.websockets import StreamProtocol
 
 _GRACE_S = 2
 _BACKLOG = 2048
-_LIMITS = ConnectionLimits()
 
 
 class _NodeProtocol(StreamProtocol):
@@ -33,6 +32,7 @@ class NodeServer(uvicorn.Server):
     """
 
     def __init__(self, settings: Settings, app: ASGIApp) -> None:
+        limits = ConnectionLimits(connections=max_connections())
         super().__init__(
             uvicorn.Config(
                 app,
@@ -41,7 +41,7 @@ class NodeServer(uvicorn.Server):
                 log_level="warning",
                 access_log=False,
                 # uvicorn only calls it.
-                http=partial(HttpProtocol, limits=_LIMITS, answer=_answer),  # type: ignore[arg-type]
+                http=partial(HttpProtocol, limits=limits, answer=_answer),  # type: ignore[arg-type]
                 ws=_NodeProtocol,
                 ws_max_size=MAX_MESSAGE_BYTES,
                 ws_per_message_deflate=False,
@@ -52,7 +52,7 @@ class NodeServer(uvicorn.Server):
                 timeout_graceful_shutdown=_GRACE_S,
             )
         )
-        self._socket = _bound(settings.gateway_host, settings.gateway_port)
+        self._socket = _bound(settings.gateway_host, settings.gateway_port, limits)
 
     @property
     def url(self) -> str:
@@ -68,11 +68,11 @@ class NodeServer(uvicorn.Server):
         await self.serve([self._socket])
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int, limits: ConnectionLimits) -> socket.socket:
     """Raises OSError: cannot use the address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    set_kernel_timeouts(bound, _LIMITS)
+    set_kernel_timeouts(bound, limits)
     return bound
 
 

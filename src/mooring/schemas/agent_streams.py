@@ -70,6 +70,21 @@ class DialRequest(Peer):
     port: Annotated[int, Field(ge=1, le=65_535)]
 
 
+class AttachRequest(Peer):
+    """The main process of a container: its output from now on, its input, and its terminal.
+
+    The first one after a start with `attach`, `tty` or `stdin` in the spec gets the output from the start,
+    also if the process has ended meanwhile.
+
+    Attributes:
+        signal: only send this signal, named without SIG; the stream then ends.
+    """
+
+    stdin: bool = False
+    window: WindowSize | None = None
+    signal: Annotated[str, Field(pattern=r"^[A-Z0-9]{1,16}$")] | None = None
+
+
 class StreamRequest(Peer):
     """A stream that a user waits for. The node opens a WebSocket for it at `url`.
 
@@ -84,6 +99,7 @@ class StreamRequest(Peer):
     logs: LogsRequest | None = None
     exec: ExecRequest | None = None
     dial: DialRequest | None = None
+    attach: AttachRequest | None = None
 
 
 class StreamRequestsQuery(Peer):

@@ -18,7 +18,9 @@ from starlette.websockets import WebSocket
 from mooring.core.errors import BadRequest, UpgradeRequired
 
 _WEBSOCKET: Final = "mooring.websocket"
-_PATHS: Final = re.compile(r"/v1/instances/[^/]+/(exec|ports/[^/]+)/stream|/agent/v1/streams/[^/]+|/v1/ssh")
+_PATHS: Final = re.compile(
+    r"/v1/instances/[^/]+/(exec|attach|ports/[^/]+)/stream|/agent/v1/streams/[^/]+|/v1/ssh"
+)
 _NEEDED: Final = frozenset({b"sec-websocket-key", b"sec-websocket-version"})
 
 

@@ -6,6 +6,7 @@ clients that trickle bytes but not slow ones. The kernel closes connections whos
 """
 
 import asyncio
+import resource
 import socket
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from mooring.streams.handshakes import is_handshake
 
 MAX_HEAD_BYTES = 64 * 1024
 _MAX_PIPELINED = 64
+_MAX_OPEN_FILES = 16_384
 # The most received bytes for each byte of a body: a chunk of one byte takes six.
 _FRAMING = 8
 _TCP_NOTSENT_LOWAT = 25  # Linux; Python has no name for it
@@ -46,6 +48,14 @@ class ConnectionLimits:
     linger_s: float = 5.0
     reader_s: float = 30.0
     connections: int = 8192  # each node takes two
+
+
+def max_connections() -> int:
+    """Raise the limit on open files as far as allowed, and return how many connections fit in that limit."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(_MAX_OPEN_FILES, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    return min(ConnectionLimits().connections, files // 2)
 
 
 def set_kernel_timeouts(listener: Any, limits: ConnectionLimits) -> None:

@@ -37,7 +37,7 @@ from mooring.db import failures
 from mooring.db.session import Database
 from mooring.db.signals import Topic
 from mooring.db.types import new_id
-from mooring.schemas.agent_streams import LogsRequest, StreamError, StreamStatus
+from mooring.schemas.agent_streams import AttachRequest, LogsRequest, StreamError, StreamStatus
 from mooring.streams.channels import NodeChannel, NodeChannels
 
 # How long a node may take to connect, and how long it may then be silent.
@@ -323,7 +323,7 @@ class StreamOpener:
 
     def _find(self, access: Access, instance_id: str, requested: Requested) -> StreamTarget:
         with self.database.read() as session:
-            is_running = not isinstance(requested, LogsRequest)
+            is_running = not isinstance(requested, LogsRequest | AttachRequest)
             row, node_id = streams.check(session, access, instance_id, running=is_running)
             return StreamTarget(row.id, row.attempt, node_id, row.project_id)
 
@@ -336,7 +336,7 @@ class StreamOpener:
         on_request: OnRequest,
     ) -> None:
         with self.database.write() as session:
-            is_running = not isinstance(requested, LogsRequest)
+            is_running = not isinstance(requested, LogsRequest | AttachRequest)
             row, _node_id = streams.check(session, access, target.instance_id, running=is_running)
             streams.request(session, access, row, stream_id, requested, self.url)
             on_request(session)

@@ -43,7 +43,7 @@ def config_of(given: Assignment, abilities: Abilities = NO_CDI, image: Image = I
 # R6: the request must have no other fields than these.
 ALLOWED = {
     "Image", "Hostname", "Entrypoint", "Cmd", "WorkingDir", "User", "Env", "Labels", "ExposedPorts", "Tty",
-    "OpenStdin", "Healthcheck", "StopSignal", "HostConfig", "NetworkingConfig",
+    "OpenStdin", "StdinOnce", "Healthcheck", "StopSignal", "HostConfig", "NetworkingConfig",
 }  # fmt: skip
 ALLOWED_IN_HOST_CONFIG = {
     "Runtime", "Privileged", "CapDrop", "CapAdd", "SecurityOpt", "NetworkMode", "IpcMode", "Memory",

@@ -9,7 +9,7 @@ import pytest
 from mooring.agent.runtime import Container, ContainerStream, RuntimeUnavailable
 from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.core.stream_messages import Channel
-from mooring.schemas.agent_streams import DialRequest, ExecRequest, StreamStatus
+from mooring.schemas.agent_streams import AttachRequest, DialRequest, ExecRequest, StreamStatus, WindowSize
 from tests.agent.builders import assignment, pull_and_start
 from tests.agent.container_streams import Ran, opened, read_all, refusal, run, within
 
@@ -196,3 +196,46 @@ def test_a_port_closes_the_connection(
 def test_a_port_needs_a_running_container(runtime: SimulatedRuntime, container: Container) -> None:
     runtime.begin_stop(container)
     assert refusal(lambda: http(runtime, container)) == "not_running"
+
+
+def started(runtime: SimulatedRuntime, **spec: Any) -> Container:
+    made = pull_and_start(runtime, assignment(instance_id="ins_2", **spec))
+    assert made is not None
+    return made
+
+
+def attach(runtime: SimulatedRuntime, container: Container, *keys: bytes) -> Ran:
+    request = AttachRequest(stdin=True, window=WindowSize(width=99, height=22))
+    return within(typed(runtime.attach(container.container_id, request), *keys))
+
+
+def exit_code_of(runtime: SimulatedRuntime, container: Container) -> int | None:
+    return next(
+        each.exit_code for each in runtime.containers()[0] if each.container_id == container.container_id
+    )
+
+
+def test_a_shell_as_the_main_process_ends_its_container(runtime: SimulatedRuntime) -> None:
+    container = started(runtime, command=["sh"], tty=True, stdin=True)
+    ran = attach(runtime, container, b"stty size\nexit 3\n")
+    assert b"22 99" in ran.stdout
+    assert ran.status.exit_code == 3
+    assert exit_code_of(runtime, container) == 3
+
+
+def test_a_main_process_outlives_its_clients(runtime: SimulatedRuntime) -> None:
+    container = started(runtime, command=["sh"], tty=True, stdin=True)
+
+    async def leave() -> None:
+        async with opened(runtime.attach(container.container_id, AttachRequest(stdin=True))) as stream:
+            await stream.write(b"echo hello\n")
+
+    within(leave())
+    assert exit_code_of(runtime, container) is None
+    assert attach(runtime, container, b"exit 4\n").status.exit_code == 4
+
+
+def test_the_end_of_a_main_process_without_input_ends_the_stream(runtime: SimulatedRuntime) -> None:
+    container = started(runtime, command=["sh", "-c", "sleep 0.2; exit 6"], attach=True)
+    ran = attach(runtime, container)
+    assert (ran.stdout, ran.status.exit_code) == (b"simulated: nothing runs here, on 0 GPUs\n", 6)

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-from mooring.agent.docker.engine_streams import EngineConnection
+from mooring.agent.docker.engine_streams import EngineConnection, HeldConnection
 from mooring.core.stream_messages import MAX_DATA_BYTES, Channel, joined
 
 _HEADER_BYTES: Final = 8  # stream number, three zeros, length as four bytes
@@ -18,15 +18,17 @@ class ContainerOutput:
         max_bytes: further output is read and dropped; 0: no limit.
     """
 
-    def __init__(self, connection: EngineConnection, *, is_raw: bool, max_bytes: int = 0) -> None:
-        self._connection, self._is_raw, self._left = connection, is_raw, max_bytes or None
+    def __init__(
+        self, connection: EngineConnection | HeldConnection, *, is_raw: bool, max_bytes: int = 0
+    ) -> None:
+        self.connection, self._is_raw, self._left = connection, is_raw, max_bytes or None
         self._headers = StreamHeaders()
         self._ready: deque[tuple[Channel, bytes]] = deque()
         self.truncated = False
 
     async def read(self) -> tuple[Channel, bytes] | None:
         while not self._ready:
-            chunk = await self._connection.read()
+            chunk = await self.connection.read()
             if not chunk:
                 return None
             parts = iter([(Channel.STDOUT, chunk)]) if self._is_raw else self._headers.feed(chunk)

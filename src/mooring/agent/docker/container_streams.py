@@ -3,12 +3,12 @@
 import logging
 from secrets import token_hex
 
-from mooring.agent.docker import dial, exec, logs, processes  # noqa: A004 - the module of commands
+from mooring.agent.docker import dial, exec, logs, main_process, processes  # noqa: A004 - the module of commands
 from mooring.agent.docker.engine_streams import Document, EngineApi
 from mooring.agent.docker.errors import EngineRefused
 from mooring.agent.docker.login_shell import ContainerShells
 from mooring.agent.runtime import ContainerStream
-from mooring.schemas.agent_streams import DialRequest, ExecRequest, LogsRequest
+from mooring.schemas.agent_streams import AttachRequest, DialRequest, ExecRequest, LogsRequest
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +20,7 @@ class DockerStreams:
         self._streams = engine
         self._shells = ContainerShells(engine)
         self._run_id = token_hex(8)
+        self._held = main_process.HeldConnections(engine)
 
     async def logs(self, container_id: str, request: LogsRequest) -> ContainerStream:
         return await logs.open_logs(self._streams, container_id, request)
@@ -29,6 +30,9 @@ class DockerStreams:
 
     async def dial(self, container_id: str, request: DialRequest) -> ContainerStream:
         return await dial.open_port(self._streams, container_id, request)
+
+    async def attach(self, container_id: str, request: AttachRequest) -> ContainerStream:
+        return await main_process.open_attached(self._streams, self._held, container_id, request)
 
     async def end_left_commands(self, container_id: str) -> None:
         try:

@@ -164,8 +164,9 @@ def container_config(
         "Env": environment(assignment, image, abilities),
         "Labels": labels(assignment, image, control_plane_id),
         "ExposedPorts": {_port(port.container, port.protocol): {} for port in spec.ports},
-        "Tty": False,
-        "OpenStdin": False,
+        "Tty": spec.tty,
+        "OpenStdin": spec.stdin,
+        "StdinOnce": spec.stdin,  # a client can close it; main_process.py keeps it open between clients
         # An image could set a health check that runs every millisecond, or a signal that stops nothing.
         "Healthcheck": {"Test": ["NONE"]},
         "StopSignal": STOP_SIGNAL,
@@ -384,8 +385,7 @@ def _disk(assignment: Assignment, image: Image, abilities: Abilities) -> dict[st
 
 def _networking(assignment: Assignment) -> dict[str, Any]:
     """Return the container's network and its names there: the instance's, and its host name in a group."""
-    network = network_of(assignment)
-    if network == HOST_NETWORK:
+    if (network := network_of(assignment)) == HOST_NETWORK:
         return {}
     names = [assignment.name, *([assignment.group.hostname] if assignment.group else [])]
     return {"EndpointsConfig": {network: {"Aliases": list(dict.fromkeys(names))}}}

@@ -6,6 +6,7 @@ keeps the bytes that arrive together with the headers.
 
 import asyncio
 import json
+import socket
 import ssl
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -25,6 +26,7 @@ _READ_BYTES: Final = 64 * 1024
 _MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 _DEFAULT_HOST: Final = "unix:///var/run/docker.sock"
 _SWITCHING_PROTOCOLS: Final = 101
+_UPGRADE: Final = (("Connection", "Upgrade"), ("Upgrade", "tcp"))
 
 Document = dict[str, Any]
 
@@ -135,7 +137,7 @@ class EngineConnection:
             ("Content-Type", "application/json"),
             ("Content-Length", str(len(content))),
         ]
-        headers += [("Connection", "Upgrade"), ("Upgrade", "tcp")] if upgrade else []
+        headers += _UPGRADE if upgrade else ()
         for event in (
             h11.Request(method=method, target=target, headers=headers),
             h11.Data(content),
@@ -189,6 +191,71 @@ class EngineConnection:
         return event
 
 
+class HeldConnection:
+    """An upgraded connection that was opened by a thread, and is used in any event loop. Not for TLS.
+
+    Args:
+        first: bytes that came with the headers.
+    """
+
+    def __init__(self, connection: socket.socket, first: bytes) -> None:
+        self._socket, self._first = connection, first
+        self._socket.settimeout(0)
+        self._writing = asyncio.Lock()
+
+    @classmethod
+    def open(cls, address: str | tuple[str, int], path: str, params: Mapping[str, str]) -> Self:
+        """Send the request, and wait for the upgrade.
+
+        Raises:
+            EngineRefused: the engine answered with an error.
+            RuntimeUnavailable: it does not answer.
+        """
+        connection = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
+        try:
+            connection.settimeout(ANSWER_WITHIN_S)
+            connection.connect(address)
+            return cls(connection, _upgraded(connection, f"{path}?{urlencode(params)}"))
+        except (OSError, h11.ProtocolError) as error:
+            connection.close()
+            raise _unavailable(error) from error
+        except BaseException:
+            connection.close()
+            raise
+
+    async def read(self) -> bytes:
+        """As `EngineConnection.read`."""
+        if self._first:
+            first, self._first = self._first, b""
+            return first
+        try:
+            return await asyncio.get_running_loop().sock_recv(self._socket, _READ_BYTES)
+        except OSError as error:
+            raise _unavailable(error) from error
+
+    async def write(self, data: bytes) -> None:
+        """As `EngineConnection.write`."""
+        with suppress(OSError):
+            async with self._writing:
+                await asyncio.get_running_loop().sock_sendall(self._socket, data)
+
+    def end_input(self) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def has_ended(self) -> bool:
+        """Whether the engine has closed its side. Only for connections without output."""
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def abort(self) -> None:
+        self._socket.close()
+
+
 class EngineApi:
     """The calls of streams to one engine.
 
@@ -221,6 +288,13 @@ class EngineApi:
             self._address, method, f"/v{version}{path}", params=params, body=body, upgrade=upgrade
         )
 
+    def hold(self, path: str, params: Mapping[str, str]) -> HeldConnection | None:
+        """As `HeldConnection.open`, in any thread. None: not possible with TLS."""
+        if self._address.tls is not None:
+            return None
+        version = self._known_version() or self._negotiated_version()
+        return HeldConnection.open(self._address.socket, f"/v{version}{path}", params)
+
     async def request(
         self,
         method: str,
@@ -239,6 +313,24 @@ class EngineApi:
             return await connection.document()
         finally:
             connection.abort()
+
+
+def _upgraded(connection: socket.socket, target: str) -> bytes:
+    """Request the upgrade of a connection. Return the bytes that came with the headers of the answer.
+
+    Raises:
+        EngineRefused: the engine answered with an error.
+    """
+    http = h11.Connection(h11.CLIENT)
+    headers = [("Host", "docker"), ("Content-Length", "0"), *_UPGRADE]
+    request = h11.Request(method="POST", target=target, headers=headers)
+    connection.sendall((http.send(request) or b"") + (http.send(h11.EndOfMessage()) or b""))
+    while (answer := http.next_event()) is h11.NEED_DATA:
+        http.receive_data(connection.recv(_READ_BYTES))
+    if not isinstance(answer, h11.InformationalResponse):
+        status = answer.status_code if isinstance(answer, h11.Response) else 500
+        raise refusal(status, "the engine does not upgrade the connection")
+    return http.trailing_data[0]
 
 
 async def _connect(address: EngineAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -3,6 +3,7 @@
 import codecs
 import re
 from collections import deque
+from collections.abc import Iterator
 from datetime import datetime
 
 from mooring.agent.decide.reconcile import ENDED
@@ -14,6 +15,7 @@ from mooring.core.stream_messages import Channel
 from mooring.core.text import MAX_LINE_BYTES, clean_line
 from mooring.schemas.agent_streams import LogsRequest, StreamStatus, WindowSize
 
+_MAX_RAW_LINE_BYTES = 64 * 1024
 _GONE = "the container of the instance was removed, and its logs with it"
 
 
@@ -21,11 +23,18 @@ class LogStream:
     """A ContainerStream of log lines, without input."""
 
     def __init__(
-        self, engine: EngineApi, container_id: str, connection: EngineConnection, *, follow: bool
+        self,
+        engine: EngineApi,
+        container_id: str,
+        connection: EngineConnection,
+        *,
+        follow: bool,
+        tty: bool = False,
     ) -> None:
         self._engine, self._container_id, self._follow = engine, container_id, follow
         self._connection = connection
-        self._demultiplexer, self._cutter = Demultiplexer(), LineCutter()
+        self._parts: Demultiplexer | RawLines = RawLines() if tty else Demultiplexer()
+        self._cutter = LineCutter()
         self._lines: deque[tuple[Channel, bytes]] = deque()
 
     async def read(self) -> tuple[Channel, bytes] | None:
@@ -33,7 +42,7 @@ class LogStream:
             chunk = await self._connection.read()
             if not chunk:
                 return None
-            for channel, payload in self._demultiplexer.feed(chunk):
+            for channel, payload in self._parts.feed(chunk):
                 if (line := self._cutter.line(channel, payload)) is not None:
                     self._lines.append((channel, line))
         return self._lines.popleft()
@@ -73,12 +82,13 @@ async def open_logs(engine: EngineApi, container_id: str, request: LogsRequest) 
     except ValueError:
         raise StreamRefused("bad_since", "`since` is not a time like 2026-11-21T08:00:00Z") from None
     try:
+        tty = bool((await engine.request("GET", f"/containers/{container_id}/json"))["Config"]["Tty"])
         connection = await engine.open("GET", f"/containers/{container_id}/logs", params=params)
     except EngineRefused as refused:
         if refused.status not in {404, 409}:
             raise
         raise StreamRefused("not_found", _GONE) from refused
-    return LogStream(engine, container_id, connection, follow=request.follow)
+    return LogStream(engine, container_id, connection, follow=request.follow, tty=tty)
 
 
 def engine_time(rfc3339: str) -> str:
@@ -93,6 +103,21 @@ def engine_time(rfc3339: str) -> str:
     whole, fraction, zone = match.groups()
     at = datetime.fromisoformat(whole + (zone or "Z"))
     return f"{int(at.timestamp())}.{(fraction or '').ljust(9, '0')}"
+
+
+class RawLines:
+    """Splits the log of a container with a terminal, which has no headers, into lines."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> Iterator[tuple[Channel, bytes]]:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            yield Channel.STDOUT, line + b"\n"
+        if len(self._rest) > _MAX_RAW_LINE_BYTES:
+            yield Channel.STDOUT, self._rest
+            self._rest = b""
 
 
 class LineCutter:

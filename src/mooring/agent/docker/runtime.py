@@ -226,10 +226,13 @@ class DockerRuntime(DockerStreams):
         if status not in {"created", "running"}:
             # An earlier call started the container, and it has ended.
             return self._observer.read(container_id, self.control_plane_id)
+        spec = assignment.spec
+        if status == "created" and (spec.attach or spec.tty or spec.stdin):
+            self._held.hold(container_id, stdin=spec.stdin)
         begin = partial(self._start, container_id, SecretRedactor.of(assignment))
         if assignment.group and assignment.group.network == "overlay":
             begin = partial(start_with_network, begin, network_of(assignment), progress, cancelled)
-        command = command_line(assignment.spec, image)
+        command = command_line(spec, image)
         uuids = devices_of(assignment).gpu_uuids
         try:
             return self._start_and_verify(
@@ -261,6 +264,8 @@ class DockerRuntime(DockerStreams):
         self._require_mps(container)
         record = self._observer.record_of(inspected)
         redactor = SecretRedactor.of_container(inspected, record.secret_env if record else None)
+        if inspected["Config"]["OpenStdin"]:
+            self._held.hold(container.container_id, stdin=True)
         begin = partial(self._start, container.container_id, redactor)
         self._start_and_verify(container.container_id, container.gpu_uuids, command_of(inspected), begin)
 

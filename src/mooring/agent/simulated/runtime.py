@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from mooring.agent.decide.device_claims import devices_of
@@ -29,14 +30,22 @@ from mooring.agent.runtime import (
     secret_values,
 )
 from mooring.agent.simulated.gpus import GpuUser, gpu_user
-from mooring.agent.simulated.streams import SimulatedExec, SimulatedLogs, SimulatedPort
+from mooring.agent.simulated.streams import (
+    SimulatedExec,
+    SimulatedLogs,
+    SimulatedMainProcess,
+    SimulatedMainShell,
+    SimulatedPort,
+    SimulatedStream,
+    running,
+)
 from mooring.agent.simulated.timers import Timers
 from mooring.agent.timestamps import rfc3339
 from mooring.core.disk import DiskFacts
 from mooring.core.instance.spec import InstanceSpec
 from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, Endpoint, Orphan, OverlayNetwork
-from mooring.schemas.agent_streams import DialRequest, ExecRequest, LogsRequest
+from mooring.schemas.agent_streams import AttachRequest, DialRequest, ExecRequest, LogsRequest
 
 FIRST_PORT: Final = 32_768
 CANCEL_POLL_S: Final = 0.01
@@ -61,6 +70,7 @@ class _Simulated:
 
     container: Container
     program: _Program
+    spec: InstanceSpec
     ends_at: float | None = None
 
 
@@ -183,6 +193,31 @@ class SimulatedRuntime:
     async def dial(self, container_id: str, request: DialRequest) -> ContainerStream:
         return SimulatedPort(lambda: self._container(container_id), request)
 
+    async def attach(self, container_id: str, request: AttachRequest) -> ContainerStream:
+        self._require_available()
+        with self._changed:
+            self._end_due()
+            simulated = self._containers.get(container_id)
+        find = partial(self._container, container_id)
+        if request.signal is not None:
+            running(find())
+            if request.signal in {"TERM", "INT", "HUP", "QUIT"}:
+                self._end_by_itself(container_id, SIGTERM_EXIT)
+            return SimulatedStream.ended(find)
+        if simulated is None or simulated.program.runs_s is not None or not simulated.spec.stdin:
+            return SimulatedMainProcess(find)
+        command = [*(simulated.spec.entrypoint or ()), *(simulated.spec.command or ())] or ["sh"]
+        shell = ExecRequest(
+            command=command, tty=simulated.spec.tty, stdin=request.stdin, window=request.window
+        )
+        return SimulatedMainShell(find, shell, partial(self._end_by_itself, container_id))
+
+    def _end_by_itself(self, container_id: str, exit_code: int) -> None:
+        with self._changed:
+            simulated = self._containers.get(container_id)
+            if simulated is not None and simulated.container.status == "running":
+                self._end(simulated, exit_code, self._clock())
+
     async def end_left_commands(self, container_id: str) -> None:
         """There are none: simulated commands end with their agent process."""
 
@@ -246,7 +281,7 @@ class SimulatedRuntime:
             image_digest=f"sha256:{hashlib.sha256(assignment.spec.image.encode()).hexdigest()}",
             endpoints=tuple(self._endpoints(assignment.spec)),
         )
-        return _Simulated(container, program_of(assignment.spec))
+        return _Simulated(container, program_of(assignment.spec), assignment.spec)
 
     def _endpoints(self, spec: InstanceSpec) -> Iterator[Endpoint]:
         for port in spec.ports:
@@ -264,7 +299,7 @@ class SimulatedRuntime:
         if simulated.container.status == "running":
             return simulated.container
         now = self._clock()
-        running = replace(
+        started = replace(
             simulated.container,
             status="running",
             started_at=self._rfc3339(now),
@@ -275,11 +310,11 @@ class SimulatedRuntime:
         if (runs_s := simulated.program.runs_s) is not None:
             ends_at = now + runs_s
             self._timers.after(runs_s, self._look)
-        self._containers[container_id] = _Simulated(running, simulated.program, ends_at)
-        for uuid in running.gpu_uuids:
+        self._containers[container_id] = _Simulated(started, simulated.program, simulated.spec, ends_at)
+        for uuid in started.gpu_uuids:
             self._container_ids_on.setdefault(uuid, []).append(container_id)
         self._notify()
-        return running
+        return started
 
     def _look(self) -> None:
         with self._changed:
@@ -294,7 +329,7 @@ class SimulatedRuntime:
     def _end(self, simulated: _Simulated, exit_code: int, at: float) -> None:
         finished_at = self._rfc3339(at)
         ended = replace(simulated.container, status="exited", exit_code=exit_code, finished_at=finished_at)
-        self._containers[ended.container_id] = _Simulated(ended, simulated.program)
+        self._containers[ended.container_id] = _Simulated(ended, simulated.program, simulated.spec)
         self._leave_gpus(ended)
         self._notify()
 

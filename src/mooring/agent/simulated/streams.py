@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import h11
 
@@ -42,6 +42,13 @@ class SimulatedStream:
         self._outputs: deque[Output] = deque()
         self._changed = asyncio.Condition()
         self._ended: StreamStatus | None = None
+
+    @classmethod
+    def ended(cls, find: Find) -> Self:
+        """A stream that has ended."""
+        stream = cls(find)
+        stream._ended = StreamStatus()
+        return stream
 
     async def read(self) -> Output | None:
         while not self._outputs:
@@ -163,6 +170,42 @@ class SimulatedExec(SimulatedStream):
             self._truncated = self._truncated or len(shown) < len(data)
             self._left -= len(shown)
         self._outputs = kept
+
+
+class SimulatedMainShell(SimulatedExec):
+    """The main process of a container with an input: a shell, whose end ends the container.
+
+    Args:
+        end: ends the container with this exit code.
+    """
+
+    def __init__(self, find: Find, request: ExecRequest, end: Callable[[int], None]) -> None:
+        self._end = end
+        super().__init__(find, request)
+
+    def _after_output(self) -> None:
+        super()._after_output()
+        if self._shell.exit_code is not None:
+            self._end(self._shell.exit_code)
+
+
+class SimulatedMainProcess(SimulatedStream):
+    """The output of a main process without an input: one line. Ends with the container."""
+
+    def __init__(self, find: Find) -> None:
+        super().__init__(find)
+        container = self._find()
+        if container is None:
+            raise StreamRefused("not_running", "The instance has no container")
+        text = f"simulated: nothing runs here, on {len(container.gpu_uuids)} GPUs\n"
+        self._outputs.append((Channel.STDOUT, text.encode()))
+
+    def _check(self) -> None:
+        container = self._find()
+        if container is None:
+            self._ended = StreamStatus.of_error("not_running", "the container of the instance was removed")
+        elif container.status != "running":
+            self._ended = StreamStatus(exit_code=container.exit_code)
 
 
 class SimulatedPort(SimulatedStream):

@@ -143,7 +143,8 @@ class Streams:
 
     async def _open_stream(self, request: StreamRequest) -> ContainerStream:
         container = self._container_of((request.instance_id, request.attempt))
-        if container is None or (request.logs is None and not is_live(container)):
+        reads_ended = request.logs is not None or request.attach is not None
+        if container is None or not (reads_ended or is_live(container)):
             raise StreamRefused("not_running", "The instance has no running container on its node")
         if request.exec is not None:
             return await self._runtime.exec(container.container_id, request.exec)
@@ -151,4 +152,6 @@ class Streams:
             return await self._runtime.logs(container.container_id, request.logs)
         if request.dial is not None:
             return await self._runtime.dial(container.container_id, request.dial)
+        if request.attach is not None:
+            return await self._runtime.attach(container.container_id, request.attach)
         raise StreamRefused("not_supported", "This node's agent is too old for this type of stream")

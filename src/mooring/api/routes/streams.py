@@ -15,7 +15,7 @@ from mooring.core.errors import BadRequest, NodeUnreachable, TooManyStreamsOnNod
 from mooring.core.instance.spec import WorkingDir
 from mooring.core.stream_messages import SUBPROTOCOL, TCP_SUBPROTOCOL
 from mooring.core.text import EnvEntry, LongText, Text
-from mooring.schemas.agent_streams import MAX_WINDOW, DialRequest, ExecRequest, WindowSize
+from mooring.schemas.agent_streams import MAX_WINDOW, AttachRequest, DialRequest, ExecRequest, WindowSize
 from mooring.streams import handshakes
 from mooring.streams.handshakes import StreamAnswer
 from mooring.streams.node_streams import ERRORS, NodeStream
@@ -62,6 +62,33 @@ async def stream_exec_in_instance(
         env=dict(each.split("=", 1) for each in env),
         window=WindowSize(width=width, height=height) if tty else None,
     )
+    target = await context.streams.find(live.access, instance_id, requested)
+    handshakes.require(request, SUBPROTOCOL)
+    stream = await context.streams.open(live, target, requested, context.limit_of(live.access))
+    return StreamAnswer(partial(_relay, stream, ChannelRelay(SUBPROTOCOL, stdin=stdin)))
+
+
+@router.get(
+    "/{instance_id}/attach/stream",
+    status_code=101,
+    responses=_ERRORS,
+    operation_id="stream_attach_to_instance",
+)
+async def stream_attach_to_instance(
+    instance_id: str,
+    request: Request,
+    context: Ctx,
+    live: CurrentLiveAccess,
+    stdin: Annotated[bool, Query(description="send input; the spec needs `stdin`")] = False,
+    width: _Size = 80,
+    height: _Size = 24,
+) -> Response:
+    """Attach to the main process over a WebSocket. It runs on when the connection ends.
+
+    Messages are those of `exec/stream`. Output begins with the connection. After a start with `attach`, `tty`
+    or `stdin` in the spec, the first client within 30 s gets all of it, even if the process has ended.
+    """
+    requested = AttachRequest(stdin=stdin, window=WindowSize(width=width, height=height))
     target = await context.streams.find(live.access, instance_id, requested)
     handshakes.require(request, SUBPROTOCOL)
     stream = await context.streams.open(live, target, requested, context.limit_of(live.access))

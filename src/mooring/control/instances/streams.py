@@ -18,9 +18,15 @@ from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Instance, Node, Stream
 from mooring.db.types import now
-from mooring.schemas.agent_streams import DialRequest, ExecRequest, LogsRequest, StreamRequest
+from mooring.schemas.agent_streams import (
+    AttachRequest,
+    DialRequest,
+    ExecRequest,
+    LogsRequest,
+    StreamRequest,
+)
 
-Requested = LogsRequest | ExecRequest | DialRequest
+Requested = LogsRequest | ExecRequest | DialRequest | AttachRequest
 Attempt = tuple[str, int]  # instance id, attempt
 
 # The process that serves a stream says so at this interval. Without it, the process has ended.
@@ -105,6 +111,7 @@ def request(
         logs=requested if isinstance(requested, LogsRequest) else None,
         exec=requested if isinstance(requested, ExecRequest) else None,
         dial=requested if isinstance(requested, DialRequest) else None,
+        attach=requested if isinstance(requested, AttachRequest) else None,
     )
     session.add(
         Stream(
@@ -127,6 +134,8 @@ def _recorded(requested: Requested) -> Mapping[str, Any]:
             return shown | {"env": sorted(requested.env)}
         case DialRequest():
             return {"port": requested.port}
+        case AttachRequest():
+            return {"stdin": requested.stdin, "signal": requested.signal}
         case LogsRequest():
             return {}
 

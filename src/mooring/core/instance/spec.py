@@ -156,6 +156,17 @@ class InstanceSpec(_SpecModel):
         dict[EnvName, EnvValue | SecretReference],
         Field(max_length=512, description='a string, or `{"secret": "<name>"}`'),
     ] = {}
+    tty: Annotated[bool, Field(description="run the command in a terminal")] = False
+    stdin: Annotated[
+        bool, Field(description="open the command's input, for clients that attach; otherwise it is empty")
+    ] = False
+    attach: Annotated[
+        bool,
+        Field(
+            description="keep the first output for a client that attaches within 30 s of the start; implied "
+            "by `tty` and `stdin`. After 1 MiB, the command waits for the client meanwhile"
+        ),
+    ] = False
     gpus: GpuRequest = GpuRequest()
     cpus: Annotated[
         float | None,

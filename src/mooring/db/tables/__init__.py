@@ -14,6 +14,7 @@ from mooring.db.tables.machines import Gpu, GpuCondition, GpuIncident, JoinToken
 from mooring.db.tables.tenants import ApiKey, Member, PortLink, Project, Registry, Secret, SshKey, User
 from mooring.db.tables.work import (
     Allocation,
+    DockerContainer,
     Instance,
     InstanceGroup,
     InstanceRecord,
@@ -23,7 +24,8 @@ from mooring.db.tables.work import (
 )
 
 __all__ = [
-    "Allocation", "ApiKey", "AuditEntry", "AuditHead", "AuditLink", "Base", "ControlPlane", "Event", "Gpu",
+    "Allocation", "ApiKey", "AuditEntry", "AuditHead", "AuditLink", "Base", "ControlPlane", "DockerContainer",
+    "Event", "Gpu",
     "GpuCondition", "GpuIncident", "IdempotencyKey", "IdempotencyUsage", "Instance", "InstanceGroup",
     "InstanceRecord", "JoinToken", "Member", "Node", "PortLink", "Project", "ProjectStorage",
     "ProjectUsage", "Registry", "Reservation", "Secret", "SshKey", "Stream", "User",

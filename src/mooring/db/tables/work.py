@@ -109,6 +109,28 @@ class Instance(Base):
         return func.coalesce(cls.spec["on_node_loss"].as_string() == "replace", false())
 
 
+class DockerContainer(Base):
+    """What a Docker client created. It has no instance until it is started."""
+
+    __tablename__ = "docker_containers"
+    __table_args__ = (Index("uq_docker_containers_project_id_name", "project_id", "name", unique=True),)
+
+    # 64 hexadecimal digits.
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"))
+    caller_id: Mapped[str]
+    name: Mapped[str]
+    # What the client sees of it.
+    config: Mapped[JsonObject]
+    # The body of the request that creates the instance.
+    request: Mapped[JsonObject]
+    # Delete the instance when it has ended.
+    auto_remove: Mapped[bool]
+    # No foreign key: the instance may be purged first.
+    instance_id: Mapped[str | None] = mapped_column(index=True)
+    created_at: Mapped[datetime]
+
+
 class Allocation(Base):
     """What one attempt has of one GPU, from placement to release. The table is also the ledger of usage.
 

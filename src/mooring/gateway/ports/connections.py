@@ -113,7 +113,7 @@ class ProxyConnection(asyncio.StreamReaderProtocol):
             if isinstance(call, bytes):
                 await self._send(server, answers.redirect(call, None, 308), is_head=is_head)
                 return self._next(server)
-            with self._shared.counted(network_of(call.request.client)):
+            with self._shared.requests.from_network(network_of(call.request.client)):
                 return await self._called(server, request, call)
         except (ProgramGone, BadGateway, MooringError) as error:
             if isinstance(error, ProgramGone):
@@ -140,7 +140,8 @@ class ProxyConnection(asyncio.StreamReaderProtocol):
             scheme=self._shared.urls.scheme,
             prefix=call.request.prefix,
         )
-        return await self._exchanged(server, user, sent)
+        with self._shared.requests.to_project(user.port.project_id):
+            return await self._exchanged(server, user, sent)
 
     async def _exchanged(self, server: h11.Connection, user: PortUser, sent: Forwarded) -> bytes | None:
         for is_retry in (False, True):

@@ -20,8 +20,10 @@ from mooring.gateway.ports.programs import Programs
 # Connections in total, and of one network where there is no proxy in front.
 CONNECTIONS: Final = 4096
 CONNECTIONS_PER_NETWORK: Final = 512
-# Requests of one network that are open at the same time.
+# Requests that are open at the same time: of one network, and to one project. A public port has clients in
+# many networks, which must leave connections for other projects.
 REQUESTS_PER_NETWORK: Final = 256
+REQUESTS_PER_PROJECT: Final = 1024
 _CHECK_EVERY_S: Final = 0.05
 
 
@@ -31,6 +33,37 @@ class Client(Protocol):
     is_idle: bool
 
     def abort(self) -> None: ...
+
+
+class OpenRequests:
+    """Counts open requests and upgraded connections. For the event loop's thread only."""
+
+    def __init__(self) -> None:
+        self._of_network: Counter[str] = Counter()
+        self._of_project: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self._of_network.total()
+
+    @contextmanager
+    def from_network(self, network: str) -> Iterator[None]:
+        """Count a request as open during the block. Raises TooManyStreams: the network has too many."""
+        if self._of_network[network] >= REQUESTS_PER_NETWORK:
+            raise TooManyStreams(
+                f"your address has {REQUESTS_PER_NETWORK} requests open here; wait for some of them"
+            )
+        with _counted(self._of_network, network):
+            yield
+
+    @contextmanager
+    def to_project(self, project_id: str) -> Iterator[None]:
+        """Count a request as open during the block. Raises TooManyStreams: the project has too many."""
+        if self._of_project[project_id] >= REQUESTS_PER_PROJECT:
+            raise TooManyStreams(
+                f"the instance's project has {REQUESTS_PER_PROJECT} requests open here; try again soon"
+            )
+        with _counted(self._of_project, project_id):
+            yield
 
 
 class ProxyShared:
@@ -47,12 +80,12 @@ class ProxyShared:
         self._trusted = trusted
         self._clients: set[Client] = set()
         self._connections: Counter[str] = Counter()
-        self._requests: Counter[str] = Counter()
+        self.requests = OpenRequests()
         self.is_closing = False
 
     def __len__(self) -> int:
         """The number of open requests and upgraded connections."""
-        return self._requests.total()
+        return len(self.requests)
 
     @property
     def connections(self) -> int:
@@ -78,19 +111,6 @@ class ProxyShared:
             self._clients.remove(client)
             _decrement(self._connections, network_of(peer))
 
-    @contextmanager
-    def counted(self, network: str) -> Iterator[None]:
-        """Count a request as open during the block. Raises TooManyStreams: the network has too many."""
-        if self._requests[network] >= REQUESTS_PER_NETWORK:
-            raise TooManyStreams(
-                f"your address has {REQUESTS_PER_NETWORK} requests open here; wait for some of them"
-            )
-        self._requests[network] += 1
-        try:
-            yield
-        finally:
-            _decrement(self._requests, network)
-
     async def drain(self, timeout_s: float) -> None:
         """End idle connections, and after a while all."""
         self.is_closing = True
@@ -103,6 +123,15 @@ class ProxyShared:
         for client in list(self._clients):
             client.abort()
         await self.programs.close()
+
+
+@contextmanager
+def _counted(counts: Counter[str], key: str) -> Iterator[None]:
+    counts[key] += 1
+    try:
+        yield
+    finally:
+        _decrement(counts, key)
 
 
 def _decrement(counts: Counter[str], key: str) -> None:

@@ -1,0 +1,1 @@
+"""Docker's own API: the subset that `docker`, docker-py and compose use for instances."""
