@@ -298,7 +298,8 @@ def test_no_answer_contains_data_of_another_tenant(setup: Setup) -> None:
         answer = setup.b.owner.get(
             path, params={"email": "viewer@beta.example"} if path == "/v1/users" else {}
         )
-        assert answer.status_code in {200, 403}, (path, answer.text)
+        is_off = answer.status_code == 409 and answer.json()["code"] == "docker_off"
+        assert answer.status_code in {200, 403} or is_off, (path, answer.text)
         assert [value for value in of_a if value in answer.text.replace(setup.service.url, "")] == [], path
     dry_run = setup.b.owner.post("/v1/instances?dry_run=true", json={"image": IMAGE, "gpus": {"count": 4}})
     rejected = setup.b.owner.post(

@@ -76,7 +76,7 @@ def test_a_killed_upload_leaves_nothing(
         kill(client)
         endless.kill()
     resources.wait_until_as_before()
-    assert not commands_in(container, "5551")
+    wait_until(lambda: not commands_in(container, "5551"), WITHIN_S)
 
 
 def test_a_killed_download_leaves_nothing(
@@ -87,7 +87,7 @@ def test_a_killed_download_leaves_nothing(
     client.stdout.read(MIB)
     kill(client)
     resources.wait_until_as_before()
-    assert not commands_in(cluster.container(instance), "/dev/zero")
+    wait_until(lambda: not commands_in(cluster.container(instance), "/dev/zero"), WITHIN_S)
 
 
 def test_a_client_that_reads_nothing_fills_no_memory(

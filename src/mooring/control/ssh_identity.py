@@ -25,36 +25,34 @@ def ensure(session: Session, encryptor: Encryptor) -> None:
 
 
 def _new_key() -> bytes:
-    return Ed25519PrivateKey.generate().private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
+    """32 bytes: the row that has them is updated often, and must stay small (`db.readiness`)."""
+    return Ed25519PrivateKey.generate().private_bytes_raw()
 
 
 def host_key(session: Session, encryptor: Encryptor) -> bytes:
     """The private host key, in OpenSSH's format. Raises InvalidToken: it needs another encryption key."""
-    return _decrypted(session, encryptor, lambda row: row.sealed_ssh_host_key)
+    return _decrypted(session, encryptor, lambda row: row.sealed_ssh_host_key).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
 
 
 def ca_key(session: Session, encryptor: Encryptor) -> Ed25519PrivateKey:
     """The key that signs user certificates. Raises InvalidToken: as `host_key`."""
-    pem = _decrypted(session, encryptor, lambda row: row.sealed_ssh_ca_key)
-    key = serialization.load_ssh_private_key(pem, None)
-    assert isinstance(key, Ed25519PrivateKey)  # see `_new_key`
-    return key
+    return _decrypted(session, encryptor, lambda row: row.sealed_ssh_ca_key)
 
 
 def _decrypted(
     session: Session, encryptor: Encryptor, column: Callable[[ControlPlane], bytes | None]
-) -> bytes:
+) -> Ed25519PrivateKey:
     encrypted = column(session.scalars(select(ControlPlane)).one())
     assert encrypted is not None  # see `ensure`
-    return encryptor.decrypt(encrypted)
+    return Ed25519PrivateKey.from_private_bytes(encryptor.decrypt(encrypted))
 
 
 def public_host_key(session: Session, encryptor: Encryptor) -> str:
     """The public host key, as in a line of `known_hosts`."""
-    private = serialization.load_ssh_private_key(host_key(session, encryptor), None)
-    return private.public_key().public_bytes(*_OPENSSH).decode()
+    key = _decrypted(session, encryptor, lambda row: row.sealed_ssh_host_key)
+    return key.public_key().public_bytes(*_OPENSSH).decode()
 
 
 def public_ca_key(session: Session, encryptor: Encryptor) -> str:

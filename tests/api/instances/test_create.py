@@ -23,6 +23,9 @@ def test_every_field_of_the_request_is_returned(sandbox: Sandbox) -> None:
         "working_dir": "/work",
         "user": "1000:1000",
         "env": {"A": "", "B": "x\ny"},
+        "tty": True,
+        "stdin": True,
+        "attach": True,
         "gpus": {
             "count": 64,
             "model": ["H100", "A100"],

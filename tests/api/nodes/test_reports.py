@@ -271,7 +271,9 @@ def test_endpoints_are_shown_only_while_the_instance_runs(sandbox: Sandbox) -> N
     assignment = sandbox.placed(ports=[{"container": 80}])
     sandbox.sync(observed(assignment, "running", endpoints=[_endpoint()], image_digest="sha256:" + "a" * 64))
     shown = sandbox.client.instance(assignment.instance_id)
-    assert shown["endpoints"] == [_endpoint()]
+    (endpoint,) = shown["endpoints"]
+    assert endpoint.pop("url").endswith(f"/p/{assignment.instance_id}/80/")
+    assert endpoint == _endpoint()
     assert shown["image_digest"] == "sha256:" + "a" * 64
     assert shown["container_id"] == f"{assignment.instance_id}-1"
     sandbox.sync(observed(assignment, "exited", exit_code=0))

@@ -202,9 +202,9 @@ def test_endpoints_have_the_nodes_approved_address(sandbox: Sandbox) -> None:
         {"container": 80, "protocol": "tcp", "host": "127.0.0.1", "port": 70_000},
     ]
     sandbox.sync(observed(assignment, "running", endpoints=forged))
-    assert sandbox.client.instance(assignment.instance_id)["endpoints"] == [
-        {"container": 80, "protocol": "tcp", "host": "127.0.0.1", "port": 32768}
-    ]
+    (endpoint,) = sandbox.client.instance(assignment.instance_id)["endpoints"]
+    assert endpoint.pop("url").endswith(f"/p/{assignment.instance_id}/80/")
+    assert endpoint == {"container": 80, "protocol": "tcp", "host": "127.0.0.1", "port": 32768}
 
 
 def test_reported_fields_of_an_instance_are_validated_and_limited(sandbox: Sandbox) -> None:
