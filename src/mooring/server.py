@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -32,7 +31,6 @@ from mooring.control.tenants import encryption, registry_rules, storage
 from mooring.control.tenants.encryption import Encryptor
 from mooring.core.policy import Policy
 from mooring.core.registry_hosts import RegistryRules
-from mooring.core.stream_messages import MAX_MESSAGE_BYTES
 from mooring.db import migrate, roles, serving, space, sqlite_backup, timekeeping
 from mooring.db.file_lock import file_of, in_use
 from mooring.db.notifications import AnyListener, listeners
@@ -54,9 +52,10 @@ from mooring.loops.scheduling import Scheduling
 from mooring.settings import Settings
 from mooring.streams.http_protocol import (
     ConnectionLimits,
-    HttpProtocol,
     max_connections,
     set_kernel_timeouts,
+    url_of,
+    uvicorn_options,
 )
 from mooring.streams.node_streams import StreamOpener
 from mooring.streams.websockets import StreamProtocol
@@ -247,18 +246,10 @@ def _config(context: Context, connection_limits: ConnectionLimits) -> uvicorn.Co
         FrequentCalls(create_app(context)),
         host=context.settings.host,
         port=context.settings.port,
-        log_level="warning",
-        access_log=False,
-        # uvicorn only calls it.
-        http=partial(HttpProtocol, limits=connection_limits, answer=raw_answer),  # type: ignore[arg-type]
         ws=StreamProtocol,
-        ws_max_size=MAX_MESSAGE_BYTES,
-        ws_per_message_deflate=False,
-        server_header=False,
-        proxy_headers=context.settings.behind_tls_proxy,
-        forwarded_allow_ips=context.settings.trusted_proxies,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=_GRACE_S,
+        **uvicorn_options(context.settings, connection_limits, raw_answer),
     )
 
 
@@ -302,4 +293,4 @@ class _Server(uvicorn.Server):
         if self._on_started is not None:
             port = self.servers[0].sockets[0].getsockname()[1]  # config.port may be 0, any free port
             host = "127.0.0.1" if self.config.host in {"0.0.0.0", "localhost"} else self.config.host  # noqa: S104
-            self._on_started(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            self._on_started(url_of(host, port))

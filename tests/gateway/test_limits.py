@@ -1,38 +1,25 @@
 """How connections and requests are counted."""
 
-from collections.abc import Collection
 from contextlib import ExitStack
 
 import pytest
 
-from mooring.core.access import Caller
 from mooring.core.errors import TooManyStreams
-from mooring.gateway.ports.shared import REQUESTS_PER_NETWORK, REQUESTS_PER_PROJECT, OpenRequests
-from mooring.gateway.ssh.shared import (
+from mooring.gateway.open_connections import (
     CONNECTIONS,
     CONNECTIONS_PER_PROJECT,
     UNAUTHENTICATED,
     UNAUTHENTICATED_PER_NETWORK,
     OpenConnections,
 )
+from mooring.gateway.ports.shared import REQUESTS_PER_NETWORK, REQUESTS_PER_PROJECT, OpenRequests
 
 
 class Client:
     """A connection."""
 
-    credentials: Collection[str] = ()
 
-    def __init__(self) -> None:
-        self.reason: str | None = None
-
-    def require_allowed(self, callers: dict[str, Caller]) -> None:
-        """Not called by what is tested here."""
-
-    def disconnect(self, reason: str) -> None:
-        self.reason = reason
-
-
-def authenticated(opened: OpenConnections, count: int, *projects: str) -> list[Client]:
+def authenticated(opened: OpenConnections[Client], count: int, *projects: str) -> list[Client]:
     clients = [Client() for _ in range(count)]
     for number, client in enumerate(clients):
         assert opened.connected(client, f"network {number}")
@@ -41,7 +28,7 @@ def authenticated(opened: OpenConnections, count: int, *projects: str) -> list[C
 
 
 def test_a_network_at_its_limit_leaves_room_for_others() -> None:
-    opened = OpenConnections()
+    opened: OpenConnections[Client] = OpenConnections("connections")
     first = [Client() for _ in range(UNAUTHENTICATED_PER_NETWORK)]
     assert all(opened.connected(client, "a") for client in first)
     assert not opened.connected(Client(), "a")
@@ -51,14 +38,14 @@ def test_a_network_at_its_limit_leaves_room_for_others() -> None:
 
 
 def test_connections_before_authentication_are_limited_in_total() -> None:
-    opened = OpenConnections()
+    opened: OpenConnections[Client] = OpenConnections("connections")
     for number in range(UNAUTHENTICATED):
         assert opened.connected(Client(), f"network {number}")
     assert not opened.connected(Client(), "another")
 
 
 def test_a_project_at_its_limit_leaves_room_for_others() -> None:
-    opened = OpenConnections()
+    opened: OpenConnections[Client] = OpenConnections("connections")
     clients = authenticated(opened, CONNECTIONS_PER_PROJECT, "prj_a")
     late = Client()
     assert opened.connected(late, "network")
@@ -71,20 +58,19 @@ def test_a_project_at_its_limit_leaves_room_for_others() -> None:
 
 
 def test_connections_are_limited_in_total() -> None:
-    opened = OpenConnections()
+    opened: OpenConnections[Client] = OpenConnections("connections")
     for number in range(CONNECTIONS // CONNECTIONS_PER_PROJECT):
         authenticated(opened, CONNECTIONS_PER_PROJECT, f"prj_{number}")
     with pytest.raises(TooManyStreams, match="this gateway"):
         authenticated(opened, 1, "prj_late")
 
 
-def test_all_are_disconnected_at_the_end() -> None:
-    opened = OpenConnections()
+def test_a_lost_connection_is_not_counted_any_more() -> None:
+    opened: OpenConnections[Client] = OpenConnections("connections")
     clients = authenticated(opened, 2, "prj_a")
     waiting = Client()
     opened.connected(waiting, "network")
-    opened.disconnect_all("the gateway is shutting down")
-    assert {client.reason for client in [*clients, waiting]} == {"the gateway is shutting down"}
+    assert set(opened) == {*clients, waiting}
     for client in [*clients, waiting, waiting]:
         opened.lost(client)
     assert len(opened) == 0

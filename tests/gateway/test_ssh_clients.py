@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from mooring.auth.rate_limits import FAILED_ATTEMPTS, REQUESTS, ActionClass
+from mooring.gateway.open_connections import CONNECTIONS, UNAUTHENTICATED_PER_NETWORK
 from mooring.gateway.ssh.connections import KEYS_OFFERED
 from mooring.gateway.ssh.listener import LOGIN_S
-from mooring.gateway.ssh.shared import CONNECTIONS, UNAUTHENTICATED_PER_NETWORK
 from tests.gateway.conftest import HOST
 from tests.service import Client
 from tests.testbed.waiting import wait_until

@@ -15,11 +15,12 @@ from ipaddress import IPv6Address, ip_address
 from itertools import repeat
 from math import ceil
 from threading import Lock
-from typing import Final
+from typing import Final, TypeVar
 
 from mooring.core.access import Caller
 from mooring.core.errors import TooManyRequests, TooManyStreams, TooManyStreamsOnNode, Unauthorized
 
+Key = TypeVar("Key")
 Clock = Callable[[], float]
 Headers = list[tuple[bytes, bytes]]
 
@@ -235,13 +236,25 @@ class DelayedAnswers:
     async def wait(self, key: str) -> None:
         if self._delayed[key] >= MAX_DELAYED:
             return
-        self._delayed[key] += 1
-        try:
+        with counted(self._delayed, key):
             await self._sleep(max(DELAY_S, self._delayed[key] / ANSWERS_PER_S))
-        finally:
-            self._delayed[key] -= 1
-            if not self._delayed[key]:
-                del self._delayed[key]
+
+
+def decrement(counts: Counter[Key], key: Key) -> None:
+    """Count one less; a key with nothing left takes no memory."""
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
+
+
+@contextmanager
+def counted(counts: Counter[Key], key: Key) -> Iterator[None]:
+    """Count one more during the block."""
+    counts[key] += 1
+    try:
+        yield
+    finally:
+        decrement(counts, key)
 
 
 def network_of(address: str | None) -> str:
@@ -287,17 +300,15 @@ class OpenStreams:
             )
         if self._total >= STREAMS + (STREAMS_RESERVED_FOR_ADMINS if caller.is_admin else 0):
             raise TooManyStreams("this server has too many streams open; try again soon")
-        counted = [caller.id] if project is None else [caller.id, project]
-        self._open.update(counted)
+        keys = [caller.id] if project is None else [caller.id, project]
+        self._open.update(keys)
         self._total += 1
         try:
             yield
         finally:
             self._total -= 1
-            self._open.subtract(counted)
-            for key in counted:
-                if not self._open[key]:
-                    del self._open[key]
+            for key in keys:
+                decrement(self._open, key)
 
 
 class NodeStreams:
@@ -329,10 +340,5 @@ class NodeStreams:
                 f"your project has {self._of_project} logs and commands open on the node of this "
                 "instance; close one of them, then try again",
             )
-        self._open[key] += 1
-        try:
+        with counted(self._open, key):
             yield
-        finally:
-            self._open[key] -= 1
-            if not self._open[key]:
-                del self._open[key]

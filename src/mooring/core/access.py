@@ -88,6 +88,11 @@ class Caller:
     def is_admin(self) -> bool:
         return Permission.ADMIN in self.everywhere
 
+    @property
+    def limited_as(self) -> str:
+        """The key of limits that all callers of a project share; a person with several has limits alone."""
+        return self.project_id or self.id
+
     def sees(self, project_id: str | None) -> bool:
         """Whether the caller may know that the project exists."""
         return self.is_admin or bool(project_id and self.permissions.get(project_id))

@@ -1,10 +1,17 @@
 """Which errors of the drivers mean that the database is damaged or unavailable, not that there is a bug."""
 
+import logging
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from mooring.core.errors import Unavailable
+
+log = logging.getLogger(__name__)
 
 # What reads and writes raise; `is_unavailable` tells whether the statement or the database is at fault.
 DATABASE_ERRORS: Final = (DBAPIError, PoolTimeout)
@@ -15,6 +22,16 @@ _DAMAGED_DATA: Final = frozenset({"XX001", "XX002"})
 _DISK_FULL: Final = "53100"
 # A standby, or a server that an operator has made read-only.
 READ_ONLY: Final = "25006"
+
+
+@contextmanager
+def as_unavailable() -> Iterator[None]:
+    """For clients of a gateway: Unavailable instead of the errors of a driver."""
+    try:
+        yield
+    except DATABASE_ERRORS as error:
+        log.warning("the database does not answer a client: %s", error)
+        raise Unavailable("the control plane's database does not answer; try again soon") from None
 
 
 def is_damage(error: BaseException | None) -> bool:

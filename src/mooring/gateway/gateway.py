@@ -169,7 +169,8 @@ class Gateway:
         drain_s = self._settings.gateway_drain_s
         proxy = self._proxy.close(drain_s) if self._proxy is not None else asyncio.sleep(0)
         await asyncio.gather(proxy, self._until_all_ended(drain_s))
-        self._ssh.open.disconnect_all(_RESTARTING)
+        for connection in self._ssh.open:
+            connection.disconnect(_RESTARTING)
         await self._until_all_ended(_SENT_WITHIN_S)
 
     async def _until_all_ended(self, timeout_s: float) -> None:

@@ -3,15 +3,19 @@
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from mooring.core.errors import MooringError
-from mooring.core.stream_messages import MAX_MESSAGE_BYTES
 from mooring.settings import Settings
-from mooring.streams.http_protocol import ConnectionLimits, HttpProtocol, max_connections, set_kernel_timeouts
+from mooring.streams.http_protocol import (
+    ConnectionLimits,
+    max_connections,
+    set_kernel_timeouts,
+    url_of,
+    uvicorn_options,
+)
 from mooring.streams.websockets import StreamProtocol
 
 _GRACE_S = 2
@@ -38,18 +42,10 @@ class NodeServer(uvicorn.Server):
                 app,
                 host=settings.gateway_host,
                 port=settings.gateway_port,
-                log_level="warning",
-                access_log=False,
-                # uvicorn only calls it.
-                http=partial(HttpProtocol, limits=limits, answer=_answer),  # type: ignore[arg-type]
                 ws=_NodeProtocol,
-                ws_max_size=MAX_MESSAGE_BYTES,
-                ws_per_message_deflate=False,
-                server_header=False,
                 lifespan="off",
-                proxy_headers=settings.behind_tls_proxy,
-                forwarded_allow_ips=settings.trusted_proxies,
                 timeout_graceful_shutdown=_GRACE_S,
+                **uvicorn_options(settings, limits, _answer),
             )
         )
         self._socket = _bound(settings.gateway_host, settings.gateway_port, limits)
@@ -57,7 +53,7 @@ class NodeServer(uvicorn.Server):
     @property
     def url(self) -> str:
         host, port = self._socket.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return url_of(host, port)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -10,11 +10,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from mooring.core.stream_messages import SUBPROTOCOL, Channel, message
 from mooring.schemas.agent_streams import StreamStatus
-from mooring.streams.websockets import connection_of
+from mooring.streams.websockets import disconnect
 
 # Of messages from the node; then the node, and with it the program, has to wait.
 _BUFFERED_BYTES: Final = 256 * 1024
-_CLOSED_WITHIN_S: Final = 2.0
 _ENDING: Final = StreamStatus.of_error("server_ending", "the control plane is shutting down; try again soon")
 
 
@@ -50,17 +49,7 @@ class NodeChannel:
             closing.cancel()
             self._is_lost = True
             self._changed.set()
-            await self._disconnect(socket)
-
-    async def _disconnect(self, socket: WebSocket) -> None:
-        """Also from a node that reads nothing, so that a close frame cannot be sent."""
-        try:
-            async with asyncio.timeout(_CLOSED_WITHIN_S):
-                await socket.close()
-        except TimeoutError:
-            connection_of(socket.scope).abort()
-        except (RuntimeError, WebSocketDisconnect):
-            return  # the node has ended the connection
+            await disconnect(socket)
 
     async def _receive(self, socket: WebSocket) -> None:
         while True:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import httptools
@@ -19,6 +20,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mooring.core import errors
 from mooring.core.errors import MooringError
+from mooring.core.stream_messages import MAX_MESSAGE_BYTES
+from mooring.settings import Settings
 from mooring.streams.handshakes import is_handshake
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -69,6 +72,30 @@ def set_kernel_timeouts(listener: Any, limits: ConnectionLimits) -> None:
         (_TCP_NOTSENT_LOWAT, _UNSENT_BYTES),
     ):
         listener.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def uvicorn_options(
+    settings: Settings, limits: ConnectionLimits, answer: Callable[[MooringError], bytes]
+) -> dict[str, Any]:
+    """The options of uvicorn that all our listeners have in common.
+
+    Args:
+        answer: as that of `HttpProtocol`.
+    """
+    return {
+        "log_level": "warning",
+        "access_log": False,
+        "http": partial(HttpProtocol, limits=limits, answer=answer),  # uvicorn only calls it
+        "ws_max_size": MAX_MESSAGE_BYTES,
+        "ws_per_message_deflate": False,
+        "server_header": False,
+        "proxy_headers": settings.behind_tls_proxy,
+        "forwarded_allow_ips": settings.trusted_proxies,
+    }
+
+
+def url_of(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class _Receiving(Enum):

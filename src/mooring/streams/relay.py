@@ -9,6 +9,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from mooring.core.stream_messages import STDIN_CLOSED, STDOUT_CLOSED, BadMessage, Channel, message, split
 from mooring.schemas.agent_streams import Signal, StreamStatus, WindowSize
 from mooring.streams.node_streams import NodeStream
+from mooring.streams.tasks import cancelled
 from mooring.streams.websockets import connection_of
 
 # How long a user who reads slowly may take to read the status.
@@ -108,9 +109,7 @@ async def relay(websocket: WebSocket, stream: NodeStream, kind: Relay) -> None:
     except (TimeoutError, WebSocketDisconnect, RuntimeError):
         connection.abort()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*tasks)
 
 
 async def _status(

@@ -7,6 +7,7 @@ import asyncio
 from typing import Any, Final
 
 from starlette.types import Scope
+from starlette.websockets import WebSocket, WebSocketDisconnect
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
@@ -15,6 +16,7 @@ from websockets.http11 import Request
 # A client that answers no ping for so long is gone. Nodes send keepalive messages instead.
 SILENCE_S: Final = 60.0
 
+_CLOSED_WITHIN_S: Final = 2.0
 _CONNECTION: Final = "mooring.connection"
 
 
@@ -78,6 +80,17 @@ class StreamProtocol(WebSocketsSansIOProtocol):
             self.conn.send_ping(b"")
             self.transport.write(b"".join(self.conn.data_to_send()))
         self.ping_timer = self.loop.call_later(self.ping_every_s, self._ping)
+
+
+async def disconnect(websocket: WebSocket) -> None:
+    """Close a WebSocket, also one whose client reads nothing, so that a close frame cannot be sent."""
+    try:
+        async with asyncio.timeout(_CLOSED_WITHIN_S):
+            await websocket.close()
+    except TimeoutError:
+        connection_of(websocket.scope).abort()
+    except (RuntimeError, WebSocketDisconnect):
+        return  # the client has ended the connection
 
 
 def connection_of(scope: Scope) -> StreamProtocol:

@@ -9,7 +9,7 @@ from posixpath import basename, dirname, normpath
 
 from mooring.control.instances.docker_containers import FoundContainer
 from mooring.core.access import Permission
-from mooring.core.errors import BadRequest, NotFound
+from mooring.core.errors import BadRequest, Conflict, NotFound
 from mooring.core.stream_messages import MAX_DATA_BYTES, STDIN_CLOSED, Channel
 from mooring.gateway.docker.execs import open_script, run_in, script_failed
 from mooring.gateway.docker.http import ClientGone
@@ -21,6 +21,8 @@ _STAT = """
 [ -e "$1" ] || [ -L "$1" ] || { echo "Could not find the file $1 in container" >&2; exit 44; }
 stat -c '%s %f %Y' "$1" && { readlink "$1" || :; }
 """
+_STATED = re.compile(r"(?P<size>[0-9]{1,19}) (?P<mode>[0-9a-f]{1,8}) (?P<modified>-?[0-9]{1,11})")
+_LONGEST_TARGET = 4096
 _READ = 'tar -c -f - -C "$1" "$2"'
 _WRITE = """
 [ -d "$1" ] || { echo "Could not find the directory $1 in container" >&2; exit 44; }
@@ -93,15 +95,27 @@ async def _stat_header(call: DockerCall, found: FoundContainer, path: str) -> tu
         text = (await run_in(call, found, _STAT, path)).decode(errors="replace")
     except NotFound:
         raise NotFound(f"Could not find the file {path} in container {found.id}") from None
-    lines = text.split("\n")
-    size, mode, modified = lines[0].split()
-    bits = int(mode, 16)
-    document = {
-        "name": basename(path) or "/",
-        "size": int(size),
-        "mode": (bits & 0o777) | _GO_TYPES.get(bits & 0o170000, 0),
-        "mtime": datetime.fromtimestamp(int(modified), UTC).isoformat().replace("+00:00", "Z"),
-        "linkTarget": lines[1] if len(lines) > 1 else "",
-    }
-    encoded = base64.b64encode(json.dumps(document).encode()).decode()
+    encoded = base64.b64encode(json.dumps(stat_document(path, text)).encode()).decode()
     return "X-Docker-Container-Path-Stat", encoded
+
+
+def stat_document(path: str, text: str) -> dict[str, object]:
+    """What Docker says of a path. The `stat` of the container may have printed anything.
+
+    Raises:
+        Conflict: it is not what `stat` prints.
+    """
+    first, _, rest = text.partition("\n")
+    found = _STATED.fullmatch(first)
+    if found is None:
+        raise Conflict(f"mooring: the container's stat does not work; it printed {first[:100]!r}")
+    bits = int(found["mode"], 16)
+    # A time before 1970 is shown as 1970.
+    modified = datetime.fromtimestamp(max(0, int(found["modified"])), UTC)
+    return {
+        "name": basename(path) or "/",
+        "size": int(found["size"]),
+        "mode": (bits & 0o777) | _GO_TYPES.get(bits & 0o170000, 0),
+        "mtime": modified.isoformat().replace("+00:00", "Z"),
+        "linkTarget": rest.partition("\n")[0][:_LONGEST_TARGET],
+    }

@@ -13,9 +13,10 @@ from mooring.gateway.docker import http, lifecycle, views
 from mooring.gateway.docker.changes import changes
 from mooring.gateway.docker.copying import RawClient
 from mooring.gateway.docker.http import ClientGone
-from mooring.gateway.docker.shared import AttachedClients, DockerCall, gathered
+from mooring.gateway.docker.shared import AttachedClients, CopiedStream, DockerCall
 from mooring.schemas.agent_streams import AttachRequest, LogsRequest, StreamStatus
 from mooring.streams.node_streams import NodeStream
+from mooring.streams.tasks import cancelled
 
 _EARLY_BYTES: Final = 64 * 1024
 _INTERRUPT: Final = b"\x03"
@@ -61,7 +62,7 @@ async def attach(call: DockerCall, match: re.Match[str]) -> None:
 
 
 async def _copied(
-    call: DockerCall, client: RawClient, clients: AttachedClients, stream: NodeStream, first: bytes
+    call: DockerCall, client: RawClient, clients: AttachedClients, stream: CopiedStream, first: bytes
 ) -> None:
     clients.streams.append(stream)
     try:
@@ -75,7 +76,9 @@ async def _copied(
     call.connection.end_output()
 
 
-async def _opened(call: DockerCall, instance_id: str, clients: AttachedClients, *, stdin: bool) -> NodeStream:
+async def _opened(
+    call: DockerCall, instance_id: str, clients: AttachedClients, *, stdin: bool
+) -> CopiedStream:
     """Raises MooringError: the node cannot attach."""
     requested = AttachRequest(stdin=stdin, window=clients.window)
     try:
@@ -85,7 +88,7 @@ async def _opened(call: DockerCall, instance_id: str, clients: AttachedClients, 
         return _Log(await call.open_stream(instance_id, LogsRequest(tail=None, since=None, follow=True), ""))
 
 
-class _Log(NodeStream):
+class _Log:
     """The lines of a log without their times, in place of an attached stream."""
 
     def __init__(self, log: NodeStream) -> None:
@@ -125,7 +128,7 @@ async def _until_up(
                 return None
             now = change.result()
         finally:
-            await gathered(change, left)
+            await cancelled(change, left)
         if now is None:
             return None
         instance = now.instance
@@ -184,4 +187,4 @@ class _EarlyInput:
                 self.given_up.set()
 
     async def stop(self) -> None:
-        await gathered(self._reading)
+        await cancelled(self._reading)

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from mooring.core.stream_messages import MAX_DATA_BYTES, STDIN_CLOSED, Channel
 from mooring.gateway.docker.http import ClientGone, DockerConnection
-from mooring.gateway.docker.shared import gathered
+from mooring.gateway.docker.shared import CopiedStream
 from mooring.schemas.agent_streams import StreamStatus
-from mooring.streams.node_streams import NodeStream
+from mooring.streams.tasks import cancelled
 
 _STATUS_WITHIN_S: Final = 2.0
 _MAX_FRAME: Final = 32 * 1024
@@ -52,7 +52,7 @@ class RawClient:
     async def read(self) -> bytes:
         return await self._connection.read_raw()
 
-    async def copy(self, stream: NodeStream, first: bytes = b"") -> StreamStatus | None:
+    async def copy(self, stream: CopiedStream, first: bytes = b"") -> StreamStatus | None:
         """Copy until one side ends. Returns the status; None: the client is gone.
 
         Args:
@@ -71,16 +71,16 @@ class RawClient:
         except (ClientGone, TimeoutError):
             return None
         finally:
-            await gathered(*tasks)
+            await cancelled(*tasks)
 
-    async def _copy_output(self, stream: NodeStream) -> StreamStatus:
+    async def _copy_output(self, stream: CopiedStream) -> StreamStatus:
         while not isinstance(found := await stream.receive(), StreamStatus):
             channel, data = found
             if data and channel in {Channel.STDOUT, Channel.STDERR}:
                 await self.write(channel, data)
         return found
 
-    async def _copy_input(self, stream: NodeStream, first: bytes) -> None:
+    async def _copy_input(self, stream: CopiedStream, first: bytes) -> None:
         """Ends if the client is gone. At the end of its input, the client may still read.
 
         Then only a write shows whether it is there, so it gets a frame without data at times.

@@ -17,7 +17,7 @@ from mooring.gateway.docker.copying import RawClient
 from mooring.gateway.docker.create import invalid, refused
 from mooring.gateway.docker.http import ClientGone
 from mooring.gateway.docker.lifecycle import window_of
-from mooring.gateway.docker.shared import DockerCall, DockerExec, new_exec_room
+from mooring.gateway.docker.shared import DockerCall, DockerExec, require_exec_room
 from mooring.schemas.agent_streams import MAX_WINDOW, ExecRequest, StreamStatus, WindowSize
 from mooring.streams.node_streams import NodeStream
 
@@ -30,8 +30,10 @@ async def create(call: DockerCall, match: re.Match[str]) -> None:
     found = await call.find(match["id"], Permission.EXEC)
     if found.instance is None or not views.is_up(found.instance):
         raise Conflict(f"container {found.id} is not running")
-    new_exec_room(call.shared, call.caller.id)
-    made = DockerExec(token_hex(32), call.caller.id, found.id, found.instance.id, _request(body))
+    require_exec_room(call.shared, call.caller)
+    made = DockerExec(
+        token_hex(32), call.caller.id, call.caller.limited_as, found.id, found.instance.id, _request(body)
+    )
     call.shared.execs[made.id] = made
     await call.connection.answer(201, {"Id": made.id})
 

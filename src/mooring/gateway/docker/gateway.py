@@ -12,7 +12,8 @@ from mooring.db import failures
 from mooring.db.session import Database
 from mooring.gateway.docker.api import ApiClient
 from mooring.gateway.docker.listener import DockerListener
-from mooring.gateway.docker.shared import CONNECTIONS, DockerShared
+from mooring.gateway.docker.shared import DockerShared
+from mooring.gateway.open_connections import CONNECTIONS
 from mooring.settings import Settings
 from mooring.streams.node_streams import StreamOpener
 

@@ -140,13 +140,10 @@ class DockerListener:
     async def _answer(
         self, connection: DockerConnection, request: DockerRequest, address: str | None
     ) -> None:
-        try:
+        with failures.as_unavailable():
             call = await self._call(connection, request, address)
             handler, match = _handler_of(request)
             await handler(call, match)
-        except failures.DATABASE_ERRORS as error:
-            log.warning("a Docker client's request failed: %s", error)
-            raise MooringError("the control plane's database does not answer; try again soon") from error
 
     async def _call(
         self, connection: DockerConnection, request: DockerRequest, address: str | None
@@ -155,7 +152,7 @@ class DockerListener:
         shared = self._shared
         secret = bearer(request)
         caller = await shared.credentials.caller(secret, address)
-        shared.connections.authenticated(connection, caller.project_id or caller.id)
+        shared.connections.authenticate(connection, [caller.limited_as])
         call = DockerCall(shared, connection, request, secret, caller, address)
         call.count(ActionClass.READ if request.method in {"GET", "HEAD"} else ActionClass.WRITE)
         return call

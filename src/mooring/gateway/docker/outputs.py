@@ -5,6 +5,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -13,33 +14,49 @@ from mooring.control import events as control_events
 from mooring.control.instances import docker_containers
 from mooring.control.instances.docker_containers import FoundContainer
 from mooring.core.access import Permission
-from mooring.core.errors import BadRequest, MooringError, NotFound, NotRunning
+from mooring.core.errors import BadRequest, Conflict, MooringError, NotFound, NotRunning
 from mooring.core.stream_messages import Channel
 from mooring.gateway.docker import filters, http, views
 from mooring.gateway.docker.api import error_of
 from mooring.gateway.docker.changes import changes
 from mooring.gateway.docker.copying import frame
-from mooring.gateway.docker.execs import run_in
+from mooring.gateway.docker.execs import open_script, run_in, script_failed
 from mooring.gateway.docker.shared import DockerCall, until_gone
+from mooring.schemas.agent_streams import StreamStatus
+from mooring.streams.node_streams import NodeStream
 
 _MOST_LINES: Final = 1_000_000
-_STATS_EVERY_S: Final = 1.0
+_MAX_SAMPLE_BYTES: Final = 256 * 1024
 # Docker's actions by the state that an instance has reached.
 _ACTIONS: Final[Mapping[str, str]] = {
     "pending": "create", "running": "start", "stopping": "kill", "stopped": "die", "succeeded": "die",
     "failed": "die", "deleted": "destroy",
 }  # fmt: skip
-# The cgroup as the container sees it, of version 2 or 1: one line for each name.
+# The cgroup as the container sees it, of version 2 or 1: one line for each name, every second.
 _STATS: Final = """
 cd /sys/fs/cgroup 2>/dev/null
 first() { for each; do [ -r "$each" ] && { read -r value <"$each"; echo "$value"; return; }; done; echo 0; }
+while :; do
 echo "used $(first memory.current memory/memory.usage_in_bytes)"
 echo "limit $(first memory.max memory/memory.limit_in_bytes)"
 echo "pids $(first pids.current pids/pids.current)"
 echo "cpu_ns $(first cpuacct/cpuacct.usage)"
 cat cpu.stat io.stat /proc/net/dev 2>/dev/null
 echo "cpus $(nproc)"
+echo ---
+sleep 1
+done
 """
+_SAMPLE_END: Final = b"---\n"
+_NAMED: Final = re.compile(r"^(\w{1,40}) ([0-9]{1,19})$", re.MULTILINE)
+_NUMBER: Final = "[0-9]{1,19}"
+_NETWORK: Final = re.compile(
+    rf"^\s*(eth[0-9]{{1,3}}):\s*({_NUMBER})\s+({_NUMBER})(?:\s+{_NUMBER}){{6}}\s+({_NUMBER})\s+({_NUMBER})",
+    re.MULTILINE,
+)
+_IO: Final = re.compile(
+    rf"^([0-9]{{1,9}}):([0-9]{{1,9}}) rbytes=({_NUMBER}) wbytes=({_NUMBER})", re.MULTILINE
+)
 _TOP: Final = """
 for each in /proc/[0-9]*; do
     pid=${each#/proc/}
@@ -232,11 +249,30 @@ async def stats(call: DockerCall, match: re.Match[str]) -> None:
     if not views.is_up(found.instance):
         await call.connection.answer(200, {**_NO_STATS, "name": f"/{found.name}", "id": found.id})
         return
-    first = await _usage(call, found)
-    await call.connection.begin("application/json")
-    is_stream = call.request.flag("stream", default=True)
-    work = asyncio.ensure_future(_send_stats(call, found, first, is_stream=is_stream))
-    await until_gone(call, work)
+    # One command for all samples: each command is a row of the audit log.
+    stream = await open_script(call, found, _STATS, max_output_bytes=0)
+    try:
+        samples = _samples(stream, found)
+        first = await anext(samples)
+        await call.connection.begin("application/json")
+        is_stream = call.request.flag("stream", default=True)
+        work = asyncio.ensure_future(_send_stats(call, samples, first, is_stream=is_stream))
+        await until_gone(call, work)
+    finally:
+        await stream.close()
+
+
+async def _samples(stream: NodeStream, found: FoundContainer) -> AsyncIterator[dict[str, Any]]:
+    """Raises MooringError: the command cannot run, or has ended."""
+    text = b""
+    while not isinstance(part := await stream.receive(), StreamStatus):
+        text += part[1] if part[0] is Channel.STDOUT else b""
+        *complete, text = text.split(_SAMPLE_END)
+        for sample in complete:
+            yield usage_of(sample.decode(errors="replace"), found)
+        if len(text) > _MAX_SAMPLE_BYTES:
+            raise Conflict("mooring: the container's resources cannot be read")
+    raise script_failed(part, b"")
 
 
 _NO_STATS: Final[Mapping[str, Any]] = {
@@ -247,33 +283,27 @@ _NO_STATS: Final[Mapping[str, Any]] = {
 
 
 async def _send_stats(
-    call: DockerCall, found: FoundContainer, first: dict[str, Any], *, is_stream: bool
+    call: DockerCall, samples: AsyncIterator[dict[str, Any]], first: dict[str, Any], *, is_stream: bool
 ) -> None:
-    before = first
     if not is_stream and call.request.flag("one-shot"):
         await call.connection.write_document({**first, "precpu_stats": {}, "preread": _NO_STATS["preread"]})
         await call.connection.end()
         return
-    while True:
-        await asyncio.sleep(_STATS_EVERY_S)
-        try:
-            current = await _usage(call, found)
-        except MooringError:
-            break
-        shown = {**current, "precpu_stats": before["cpu_stats"], "preread": before["read"]}
-        await call.connection.write_document(shown)
-        if not is_stream:
-            break
-        before = current
+    before = first
+    with suppress(MooringError):  # the container has ended
+        async for current in samples:
+            shown = {**current, "precpu_stats": before["cpu_stats"], "preread": before["read"]}
+            await call.connection.write_document(shown)
+            if not is_stream:
+                break
+            before = current
     await call.connection.end()
 
 
-async def _usage(call: DockerCall, found: FoundContainer) -> dict[str, Any]:
-    """Read the cgroup as the container sees it. Raises MooringError."""
-    text = (await run_in(call, found, _STATS)).decode(errors="replace")
-    named = {key: int(value) for key, value in re.findall(r"^(\w+) (\d+)$", text, re.MULTILINE)}
-    network = re.findall(r"^\s*(eth\d+):\s*(\d+)\s+(\d+)(?:\s+\d+){6}\s+(\d+)\s+(\d+)", text, re.MULTILINE)
-    io = re.findall(r"^(\d+):(\d+) rbytes=(\d+) wbytes=(\d+)", text, re.MULTILINE)
+def usage_of(text: str, found: FoundContainer) -> dict[str, Any]:
+    """Docker's sample. The container may have printed anything, numbers of any length included."""
+    named = {key: int(value) for key, value in _NAMED.findall(text)}
+    network, io = _NETWORK.findall(text), _IO.findall(text)
     cpus, used_ns = named.get("cpus", 1), named.get("cpu_ns") or named.get("usage_usec", 0) * 1000
     return {
         **_NO_STATS,

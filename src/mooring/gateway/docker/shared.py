@@ -1,11 +1,10 @@
 """What the connections of Docker clients share: limits, callers, the database, the API, and open streams."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from cachetools import TTLCache
 from sqlalchemy.orm import Session
@@ -15,78 +14,39 @@ from mooring.auth.credentials import Credentials, LiveAccess
 from mooring.auth.rate_limits import ActionClass, NodeStreams, RequestRates
 from mooring.control.instances import docker_containers
 from mooring.control.instances.docker_containers import FoundContainer
+from mooring.control.instances.streams import Requested
 from mooring.core.access import Access, Caller, Permission, lacking
-from mooring.core.errors import TooManyStreams, Unauthorized, Unavailable
+from mooring.core.errors import TooManyStreams, Unauthorized
 from mooring.core.stream_messages import Channel
 from mooring.db import failures
 from mooring.db.session import Database
 from mooring.gateway.docker.api import ApiClient
 from mooring.gateway.docker.http import DockerConnection, DockerRequest
-from mooring.schemas.agent_streams import ExecRequest, WindowSize
+from mooring.gateway.open_connections import OpenConnections
+from mooring.schemas.agent_streams import ExecRequest, StreamStatus, WindowSize
 from mooring.streams.node_streams import NodeStream, StreamOpener
+from mooring.streams.tasks import cancelled
 
-# Connections without a valid key: of one network, and in total.
-UNAUTHENTICATED_PER_NETWORK: Final = 100
-UNAUTHENTICATED: Final = 1000
-# Connections with one: of one project, or of a person with several, and in total.
-CONNECTIONS_PER_PROJECT: Final = 256
-CONNECTIONS: Final = 2048
 STREAMS_PER_PROJECT_AND_NODE: Final = 256
 _EXECS: Final = 20_000
 _PULLED: Final = 20_000
-_EXECS_OF_CALLER: Final = 1000
+_EXECS_OF_PROJECT: Final = 1000
 _EXEC_KEPT_S: Final = 3600.0
 
 Result = TypeVar("Result")
 
 
-class DockerConnections:
-    """The connections of this process, counted. For the event loop's thread only."""
+class CopiedStream(Protocol):
+    """What is copied to a client: a stream, or something like one."""
 
-    def __init__(self) -> None:
-        self._unauthenticated: Counter[str] = Counter()  # by network
-        self._of_project: Counter[str] = Counter()
-        self._projects: dict[DockerConnection, str] = {}
-        self._networks: dict[DockerConnection, str] = {}
+    @property
+    def revoked(self) -> asyncio.Event: ...
 
-    def __len__(self) -> int:
-        return len(self._projects) + len(self._networks)
+    async def receive(self) -> tuple[Channel, bytes] | StreamStatus: ...
 
-    def connected(self, connection: DockerConnection, network: str) -> bool:
-        """Count a new connection. Returns False if there are too many without a key."""
-        if self._unauthenticated[network] >= UNAUTHENTICATED_PER_NETWORK:
-            return False
-        if len(self._networks) >= UNAUTHENTICATED:
-            return False
-        self._networks[connection] = network
-        self._unauthenticated[network] += 1
-        return True
+    async def send(self, channel: Channel, data: bytes) -> bool: ...
 
-    def authenticated(self, connection: DockerConnection, project: str) -> None:
-        """Raises TooManyStreams: the project, or the gateway, has too many."""
-        if self._projects.get(connection) == project:
-            return
-        if len(self._projects) >= CONNECTIONS or self._of_project[project] >= CONNECTIONS_PER_PROJECT:
-            raise TooManyStreams("your project has too many connections of Docker clients open; close some")
-        self.lost(connection)
-        self._projects[connection] = project
-        self._of_project[project] += 1
-
-    def lost(self, connection: DockerConnection) -> None:
-        if (network := self._networks.pop(connection, None)) is not None:
-            _decrement(self._unauthenticated, network)
-        if (project := self._projects.pop(connection, None)) is not None:
-            _decrement(self._of_project, project)
-
-    def abort_all(self) -> None:
-        for connection in [*self._networks, *self._projects]:
-            connection.abort()
-
-
-def _decrement(counts: Counter[str], key: str) -> None:
-    counts[key] -= 1
-    if not counts[key]:
-        del counts[key]
+    async def close(self) -> None: ...
 
 
 @dataclass
@@ -95,6 +55,7 @@ class DockerExec:
 
     id: str
     caller_id: str
+    project: str  # as `Caller.limited_as`
     container_id: str
     instance_id: str
     request: ExecRequest
@@ -110,7 +71,7 @@ class AttachedClients:
 
     window: WindowSize | None = None
     waiting: int = 0  # whose streams are not open yet
-    streams: list[NodeStream] = field(default_factory=list)
+    streams: list[CopiedStream] = field(default_factory=list)
 
 
 class DockerShared:
@@ -122,7 +83,7 @@ class DockerShared:
     ) -> None:  # fmt: skip
         self.database, self.credentials, self.opener, self.api = database, credentials, opener, api
         self.rates = RequestRates(on=rate_limits)
-        self.connections = DockerConnections()
+        self.connections: OpenConnections[DockerConnection] = OpenConnections("connections of Docker clients")
         self.node_streams = NodeStreams(STREAMS_PER_PROJECT_AND_NODE)
         self.execs: TTLCache[str, DockerExec] = TTLCache(_EXECS, _EXEC_KEPT_S)
         # (caller, image): what clients have pulled, which some look up afterwards. Nothing is pulled here.
@@ -136,18 +97,12 @@ class DockerShared:
         return await run_in_threadpool(self._write, act)
 
     def _read(self, act: Callable[[Session], Result]) -> Result:
-        try:
-            with self.database.read() as session:
-                return act(session)
-        except failures.DATABASE_ERRORS:
-            raise Unavailable("the control plane's database does not answer; try again soon") from None
+        with failures.as_unavailable(), self.database.read() as session:
+            return act(session)
 
     def _write(self, act: Callable[[Session], Result]) -> Result:
-        try:
-            with self.database.write() as session:
-                return act(session)
-        except failures.DATABASE_ERRORS:
-            raise Unavailable("the control plane's database does not answer; try again soon") from None
+        with failures.as_unavailable(), self.database.write() as session:
+            return act(session)
 
     def clients_of(self, container_id: str) -> AttachedClients:
         return self.attached.setdefault(container_id, AttachedClients())
@@ -196,13 +151,13 @@ class DockerCall:
         """Raises as `ApiClient.call`."""
         return await self.shared.api.call(self.secret, self.address, method, path, **more)  # type: ignore[arg-type]
 
-    async def open_stream(self, instance_id: str, requested: object, action: str) -> NodeStream:
+    async def open_stream(self, instance_id: str, requested: Requested, action: str) -> NodeStream:
         """Raises as `StreamOpener.open`."""
         live = self.live(Permission.EXEC, action)
         opener = self.shared.opener
-        target = await opener.find(live.access, instance_id, requested)  # type: ignore[arg-type]
+        target = await opener.find(live.access, instance_id, requested)
         limit = partial(self.shared.node_streams.opened, is_admin=self.caller.is_admin)
-        return await opener.open(live, target, requested, limit)  # type: ignore[arg-type]
+        return await opener.open(live, target, requested, limit)
 
 
 def bearer(request: DockerRequest) -> str:
@@ -223,17 +178,10 @@ async def send_to_all(clients: AttachedClients, channel: Channel, data: bytes) -
     return False
 
 
-def new_exec_room(shared: DockerShared, caller_id: str) -> None:
-    """Raises TooManyStreams: the caller has created too many commands within an hour."""
-    if sum(each.caller_id == caller_id for each in shared.execs.values()) >= _EXECS_OF_CALLER:
-        raise TooManyStreams("you have created too many commands within an hour; try again later")
-
-
-async def gathered(*tasks: "asyncio.Future[Any]") -> None:
-    """Cancel tasks, and wait for their end."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+def require_exec_room(shared: DockerShared, caller: Caller) -> None:
+    """Raises TooManyStreams: the project has created too many commands within an hour."""
+    if sum(each.project == caller.limited_as for each in shared.execs.values()) >= _EXECS_OF_PROJECT:
+        raise TooManyStreams("your project has created too many commands within an hour; try again later")
 
 
 async def until_gone(call: DockerCall, work: "asyncio.Future[Any]") -> None:
@@ -246,4 +194,4 @@ async def until_gone(call: DockerCall, work: "asyncio.Future[Any]") -> None:
         else:
             call.connection.abort()
     finally:
-        await gathered(work, gone)
+        await cancelled(work, gone)

@@ -31,7 +31,6 @@ _COOKIE_S: Final = 86_400
 _MAX_CACHED: Final = 10_000
 # Streams of a caller to a port in this time are one row of the audit log: browsers open many.
 _AUDITED_EVERY_S: Final = 600.0
-_NO_ANSWER: Final = (*failures.DATABASE_ERRORS, Unavailable)  # of the database
 _SIGN_IN: Final = (
     "this port needs a key or a link: send `Authorization: Bearer <API key>`, or open the link that "
     "POST /v1/instances/<id>/ports/<port>/links of the API returns"
@@ -144,11 +143,12 @@ class PortUsers:
         if (known := self._found.get(address)) is not None:
             return known
         try:
-            ports = await run_in_threadpool(self._find, address)
-        except _NO_ANSWER:
+            with failures.as_unavailable():
+                ports = await run_in_threadpool(self._find, address)
+        except Unavailable:
             if (last := self._last.get(address)) is not None:
                 return last
-            raise Unavailable("the control plane's database does not answer; try again soon") from None
+            raise
         self._found[address] = self._last[address] = ports
         return ports
 
@@ -159,10 +159,8 @@ class PortUsers:
     async def _of_key(self, request: PortRequest, ports: Sequence[ProxiedPort], secret: str) -> PortUser:
         if self._own.is_sign_on(secret):
             raise Unauthorized("ports accept API keys, not tokens of the sign-on; or open a link")
-        try:
+        with failures.as_unavailable():
             caller = await self._credentials.caller(secret, request.client)
-        except failures.DATABASE_ERRORS:
-            raise Unavailable("the control plane's database does not answer; try again soon") from None
         visible = [port for port in ports if caller.sees(port.project_id)]
         if not visible:
             raise NotFound("your key sees no such instance, or the port is udp")
@@ -198,10 +196,8 @@ class PortUsers:
         def use(session: Session) -> bool:
             return port_links.use(session, link_id)
 
-        try:
+        with failures.as_unavailable():
             return await run_in_threadpool(self._write, use)
-        except _NO_ANSWER:
-            raise Unavailable("the control plane's database does not answer; try again soon") from None
 
     def _write(self, act: Callable[[Session], bool]) -> bool:
         with self._database.write() as session:

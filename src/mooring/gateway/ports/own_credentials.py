@@ -9,7 +9,6 @@ from starlette.concurrency import run_in_threadpool
 
 from mooring.control.tenants import api_keys
 from mooring.core import credentials
-from mooring.core.errors import Unavailable
 from mooring.db import failures
 from mooring.db.session import Database
 
@@ -47,10 +46,8 @@ class OwnCredentials:
         hashed = credentials.hashed(secret)
         if (known := self._known.get(hashed)) is not None:
             return known
-        try:
+        with failures.as_unavailable():
             found = await run_in_threadpool(self._is_key, secret)
-        except (*failures.DATABASE_ERRORS, Unavailable):
-            raise Unavailable("the control plane's database does not answer; try again soon") from None
         self._known[hashed] = found
         return found
 

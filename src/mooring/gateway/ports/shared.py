@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 import h11
 
-from mooring.auth.rate_limits import network_of
+from mooring.auth.rate_limits import counted, decrement, network_of
 from mooring.core.errors import TooManyStreams
 from mooring.core.port_urls import PortUrls
 from mooring.gateway.ports import calls
@@ -52,7 +52,7 @@ class OpenRequests:
             raise TooManyStreams(
                 f"your address has {REQUESTS_PER_NETWORK} requests open here; wait for some of them"
             )
-        with _counted(self._of_network, network):
+        with counted(self._of_network, network):
             yield
 
     @contextmanager
@@ -62,7 +62,7 @@ class OpenRequests:
             raise TooManyStreams(
                 f"the instance's project has {REQUESTS_PER_PROJECT} requests open here; try again soon"
             )
-        with _counted(self._of_project, project_id):
+        with counted(self._of_project, project_id):
             yield
 
 
@@ -109,7 +109,7 @@ class ProxyShared:
     def lost(self, client: Client, peer: str) -> None:
         if client in self._clients:
             self._clients.remove(client)
-            _decrement(self._connections, network_of(peer))
+            decrement(self._connections, network_of(peer))
 
     async def drain(self, timeout_s: float) -> None:
         """End idle connections, and after a while all."""
@@ -123,18 +123,3 @@ class ProxyShared:
         for client in list(self._clients):
             client.abort()
         await self.programs.close()
-
-
-@contextmanager
-def _counted(counts: Counter[str], key: str) -> Iterator[None]:
-    counts[key] += 1
-    try:
-        yield
-    finally:
-        _decrement(counts, key)
-
-
-def _decrement(counts: Counter[str], key: str) -> None:
-    counts[key] -= 1
-    if not counts[key]:
-        del counts[key]

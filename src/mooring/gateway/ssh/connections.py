@@ -14,12 +14,13 @@ from mooring.auth.rate_limits import ActionClass, network_of
 from mooring.core import ssh_public_keys
 from mooring.core.access import Caller
 from mooring.core.errors import MooringError, TooManyRequests, Unauthorized
+from mooring.db import failures
 from mooring.gateway.ssh.certificates import CertificateAuthority
 from mooring.gateway.ssh.commands import CommandSession
 from mooring.gateway.ssh.forwards import Forward, is_in_instance
 from mooring.gateway.ssh.quick_acks import acknowledge_quickly
 from mooring.gateway.ssh.shared import SshShared
-from mooring.gateway.ssh.users import SshTarget, SshUser, database_answers
+from mooring.gateway.ssh.users import SshTarget, SshUser
 from mooring.schemas.agent_streams import DialRequest, ExecRequest
 from mooring.streams.node_streams import NodeStream
 
@@ -115,7 +116,7 @@ class SshConnection(asyncssh.SSHServer):
             users = await self._users()
             if self._conn is None:
                 return  # lost meanwhile
-            self._shared.open.authenticate(self, [user.counts_for for user in users])
+            self._shared.open.authenticate(self, [user.caller.limited_as for user in users])
         except MooringError as error:
             self.disconnect(error.message)
             return
@@ -222,7 +223,7 @@ class SshConnection(asyncssh.SSHServer):
         if too_many is not None:
             raise too_many
         limit = partial(self._shared.node_streams.opened, is_admin=access.caller.is_admin)
-        with database_answers():
+        with failures.as_unavailable():
             found = await opener.find(access, target.instance_id, requested)
             return await opener.open(target.live, found, requested, limit)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from typing import Any, Final, Protocol
 
 import asyncssh
@@ -10,6 +11,7 @@ from mooring.core.errors import MooringError
 from mooring.core.stream_messages import STDIN_CLOSED, STDOUT_CLOSED, Channel
 from mooring.schemas.agent_streams import StreamStatus
 from mooring.streams.node_streams import NodeStream
+from mooring.streams.tasks import cancelled
 
 # Of input for the instance; then the client's window does not open again, and the client has to wait.
 _BUFFERED_BYTES: Final = 256 * 1024
@@ -31,7 +33,7 @@ class ChannelOwner(Protocol):
         """Called once the channel is closed."""
 
 
-class Copying:
+class Copying(ABC):
     """The callbacks of asyncssh that commands and forwarded connections have in common."""
 
     def __init__(self, owner: ChannelOwner) -> None:
@@ -75,17 +77,17 @@ class Copying:
 
     # What a subclass adds.
 
+    @abstractmethod
     async def open(self) -> NodeStream:
         """Raises MooringError: why no stream can be opened."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, channel: Channel, data: bytes) -> None:
         """Write output to the client."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self, status: StreamStatus) -> None:
         """Tell the client how the stream ended, and close the channel."""
-        raise NotImplementedError
 
     # Copying.
 
@@ -140,9 +142,7 @@ class Copying:
         except TimeoutError:
             self._channel.abort()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancelled(*tasks)
 
     async def _copy_output(self, stream: NodeStream) -> StreamStatus:
         while not isinstance(found := await stream.receive(), StreamStatus):

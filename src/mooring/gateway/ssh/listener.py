@@ -11,7 +11,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from mooring.core.stream_messages import TCP_SUBPROTOCOL
 from mooring.gateway.ssh.connections import SshConnection
 from mooring.gateway.ssh.shared import SshShared
-from mooring.streams.websockets import connection_of
+from mooring.streams.tasks import cancelled
+from mooring.streams.websockets import disconnect
 
 LOGIN_S: Final = 30
 _KEEPALIVE_S: Final = 60
@@ -24,7 +25,6 @@ _SIGNATURES: Final = (
     "ecdsa-sha2-nistp521", "sk-ecdsa-sha2-nistp256@openssh.com", "rsa-sha2-256", "rsa-sha2-512",
 )  # fmt: skip
 _READ_BYTES: Final = 64 * 1024
-_CLOSED_WITHIN_S: Final = 2.0
 
 
 class SshListener:
@@ -82,11 +82,9 @@ class SshListener:
         try:
             await asyncio.wait(tasks - {connecting}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancelled(*tasks)
             writer.close()
-            await _disconnect(websocket)
+            await disconnect(websocket)
 
     async def _connect(self, connection: socket.socket, address: str | None) -> None:
         with suppress(asyncssh.Error, OSError):  # the client did not log in
@@ -105,14 +103,3 @@ async def _copy_from_client(websocket: WebSocket, writer: asyncio.StreamWriter) 
         async for data in websocket.iter_bytes():
             writer.write(data)
             await writer.drain()
-
-
-async def _disconnect(websocket: WebSocket) -> None:
-    """Also from a client that reads nothing, so that a close frame cannot be sent."""
-    try:
-        async with asyncio.timeout(_CLOSED_WITHIN_S):
-            await websocket.close()
-    except TimeoutError:
-        connection_of(websocket.scope).abort()
-    except (RuntimeError, WebSocketDisconnect):
-        return  # the client has ended the connection

@@ -5,8 +5,7 @@ A credential is the id of a registered key (`ssh_…`), or the holder that a cer
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -27,19 +26,8 @@ _MAX_CACHED: Final = 20_000
 _USE_RECORDED_EVERY_S: Final = 60.0
 _NO_ANSWER: Final = (*failures.DATABASE_ERRORS, Unavailable)  # of the database
 
-_UNAVAILABLE: Final = "the control plane's database does not answer; try again soon"
 
 log = logging.getLogger(__name__)
-
-
-@contextmanager
-def database_answers() -> Iterator[None]:
-    """Raises Unavailable instead of the errors of a driver."""
-    try:
-        yield
-    except failures.DATABASE_ERRORS as error:
-        log.warning("the database does not answer an SSH client: %s", error)
-        raise Unavailable(_UNAVAILABLE) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +41,6 @@ class SshUser:
     def principal(self) -> str:
         """The person, or the API key that belongs to no person."""
         return self.caller.user_id or self.caller.id
-
-    @property
-    def counts_for(self) -> str:
-        """Whose connections are limited together."""
-        return self.caller.project_id or self.caller.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +71,7 @@ class SshUsers:
         Raises:
             Unavailable: the database does not answer.
         """
-        with database_answers():
+        with failures.as_unavailable():
             return await run_in_threadpool(self._credentials_of, fingerprint)
 
     def _credentials_of(self, fingerprint: str) -> Sequence[str]:
@@ -132,11 +115,12 @@ class SshUsers:
         """
         since = time.monotonic()
         try:
-            found = await run_in_threadpool(self._read, credentials)
-        except _NO_ANSWER:
+            with failures.as_unavailable():
+                found = await run_in_threadpool(self._read, credentials)
+        except Unavailable:
             known = {each: self._callers.get(each) for each in credentials}
             if None in known.values():
-                raise Unavailable(_UNAVAILABLE) from None
+                raise
             return {each: caller[1] for each, caller in known.items() if caller is not None}
         for credential in credentials:
             if credential in found:
@@ -171,7 +155,7 @@ class SshUsers:
 
     async def banner(self, instance_id: str) -> str:
         """What the client sees when its shell starts. Raises Unavailable: the database does not answer."""
-        with database_answers():
+        with failures.as_unavailable():
             return await run_in_threadpool(self._banner, instance_id)
 
     def _banner(self, instance_id: str) -> str:
@@ -187,7 +171,7 @@ class SshUsers:
             Conflict: the name does not say which instance is meant.
             Unavailable: the database does not answer.
         """
-        with database_answers():
+        with failures.as_unavailable():
             return await run_in_threadpool(self._target, users, name, address)
 
     def _target(self, users: Sequence[SshUser], name: str, address: str | None) -> SshTarget:

@@ -1,0 +1,24 @@
+"""What the gateway makes of the answers of programs in a container, which may print anything."""
+
+import pytest
+
+from mooring.core.errors import Conflict
+from mooring.gateway.docker.archives import stat_document
+
+
+def test_the_description_of_a_file_is_dockers() -> None:
+    assert stat_document("/data/file", "12 81a4 1700000000\n") == {
+        "name": "file", "size": 12, "mode": 0o644, "mtime": "2023-11-14T22:13:20Z", "linkTarget": "",
+    }  # fmt: skip
+    assert stat_document("/", "4096 41ed -1\n/target\n") == {
+        "name": "/", "size": 4096, "mode": 0o755 | 1 << 31, "mtime": "1970-01-01T00:00:00Z",
+        "linkTarget": "/target",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nonsense", "12 81a4", f"{'9' * 5000} 81a4 0", "12 81a4 999999999999", "12 zz 0", "1 2 3 4"]
+)
+def test_what_stat_cannot_have_printed_is_refused(text: str) -> None:
+    with pytest.raises(Conflict, match="stat does not work"):
+        stat_document("/file", text)
