@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.testbed.workspace import Workspace
-from tests.walk.product import GatewayProcess, ServerProcess
+from tests.walk.product import GatewayProcess, ServerProcess, running_gateway
 
 HOST = "127.0.0.1"
 
@@ -25,10 +25,6 @@ def server(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> It
 def gateway(
     server: ServerProcess, workspace: Workspace, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
-    ports = [workspace.take_port() for _ in range(2)]
-    made = GatewayProcess(server.environment, tmp_path_factory.mktemp("gateway"), HOST, *ports)
-    made.start()
-    yield made
-    made.stop()
-    for port in ports:
-        workspace.give_back_port(port)
+    folder = tmp_path_factory.mktemp("gateway")
+    with running_gateway(server.environment, workspace, folder, HOST) as gateway:
+        yield gateway

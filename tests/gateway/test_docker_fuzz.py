@@ -14,7 +14,7 @@ import pytest
 from tests.service import ADMIN_KEY
 from tests.testbed.waiting import wait_until
 from tests.testbed.workspace import Workspace
-from tests.walk.product import GatewayProcess, ServerProcess
+from tests.walk.product import GatewayProcess, ServerProcess, running_gateway
 
 HOST = "127.0.0.1"
 INPUTS = 10_000
@@ -98,14 +98,9 @@ class Inputs:
 def docker_gateway(
     server: ServerProcess, workspace: Workspace, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
-    ports = [workspace.take_port() for _ in range(3)]
-    environment = server.environment | {"MOORING_DOCKER_HOST": HOST, "MOORING_DOCKER_PORT": str(ports[2])}
-    made = GatewayProcess(environment, tmp_path_factory.mktemp("gateway"), HOST, *ports[:2])
-    made.start()
-    yield made
-    made.stop()
-    for port in ports:
-        workspace.give_back_port(port)
+    folder = tmp_path_factory.mktemp("gateway")
+    with running_gateway(server.environment, workspace, folder, HOST, docker=True) as gateway:
+        yield gateway
 
 
 def _send(port: int, data: bytes) -> None:
@@ -129,7 +124,7 @@ def _listed(port: int) -> int:
 
 
 def test_malformed_inputs_harm_nobody(docker_gateway: GatewayProcess, server: ServerProcess) -> None:
-    port = int(docker_gateway.environment["MOORING_DOCKER_PORT"])
+    port = docker_gateway.docker_port
     inputs, process = Inputs(SEED), psutil.Process(docker_gateway.pid)
     with ThreadPoolExecutor(8) as pool:
         for _ in pool.map(lambda data: _send(port, data), [inputs.one() for _ in range(INPUTS // 10)]):
@@ -162,7 +157,7 @@ def test_malformed_inputs_harm_nobody(docker_gateway: GatewayProcess, server: Se
 def test_an_invalid_request_has_an_answer(
     docker_gateway: GatewayProcess, given: bytes, status: bytes
 ) -> None:
-    port = int(docker_gateway.environment["MOORING_DOCKER_PORT"])
+    port = docker_gateway.docker_port
     with socket.create_connection((HOST, port), timeout=ANSWER_WITHIN_S) as connection:
         connection.sendall(given)
         answer = connection.recv(4096)

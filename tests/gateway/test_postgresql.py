@@ -14,7 +14,7 @@ from tests.testbed.fixtures import NewPostgresCluster
 from tests.testbed.postgres import PostgresCluster
 from tests.testbed.waiting import wait_until
 from tests.testbed.workspace import Workspace
-from tests.walk.product import GatewayProcess, ServerProcess
+from tests.walk.product import GatewayProcess, ServerProcess, running_gateway
 
 
 @pytest.fixture
@@ -36,13 +36,8 @@ def server(postgresql: PostgresCluster, workspace: Workspace, tmp_path: Path) ->
 
 @pytest.fixture
 def gateway(server: ServerProcess, workspace: Workspace, tmp_path: Path) -> Iterator[GatewayProcess]:
-    ports = [workspace.take_port() for _ in range(2)]
-    made = GatewayProcess(server.environment, tmp_path, HOST, *ports)
-    made.start()
-    yield made
-    made.stop()
-    for port in ports:
-        workspace.give_back_port(port)
+    with running_gateway(server.environment, workspace, tmp_path, HOST) as gateway:
+        yield gateway
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.gateway.conftest import HOST
 from tests.service import Client
 from tests.testbed.waiting import wait_until
 from tests.testbed.workspace import Workspace
-from tests.walk.product import GatewayProcess, ServerProcess
+from tests.walk.product import GatewayProcess, ServerProcess, running_gateway
 
 # In a loop of 10,000 each they take two minutes: MOORING_TEST_CLIENTS=10000 pytest tests/gateway
 CLIENTS = int(os.environ.get("MOORING_TEST_CLIENTS", "1000"))
@@ -140,13 +140,9 @@ def test_a_client_may_not_try_keys_without_end(gateway: GatewayProcess) -> None:
 @pytest.fixture
 def limited(server: ServerProcess, workspace: Workspace, tmp_path: Path) -> Iterator[GatewayProcess]:
     """A gateway with rate limits."""
-    ports = [workspace.take_port() for _ in range(2)]
-    made = GatewayProcess(server.environment, tmp_path, HOST, *ports, MOORING_RATE_LIMITS="on")
-    made.start()
-    yield made
-    made.stop()
-    for port in ports:
-        workspace.give_back_port(port)
+    environment = server.environment | {"MOORING_RATE_LIMITS": "on"}
+    with running_gateway(environment, workspace, tmp_path, HOST) as gateway:
+        yield gateway
 
 
 def test_wrong_keys_are_counted_per_address(limited: GatewayProcess, key: asyncssh.SSHKey) -> None:

@@ -15,7 +15,7 @@ from tests.testbed.postgres import PostgresCluster
 from tests.testbed.waiting import wait_until
 from tests.testbed.workspace import Workspace
 from tests.walk.checker import Found, Invariants, all_instances, containers_on
-from tests.walk.product import AgentProcess, GatewayProcess, ServerProcess
+from tests.walk.product import AgentProcess, GatewayProcess, ServerProcess, running_gateway
 from tests.walk.ssh_client import SshClient
 from tests.walk.up import Up
 
@@ -182,15 +182,11 @@ def up(workspace: Workspace, tmp_path: Path) -> Iterator[Callable[..., Up]]:
 def gateway(
     shared_cluster: Cluster, workspace: Workspace, root_address: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
-    ports = [workspace.take_port(), workspace.take_port()]
     environment, folder = shared_cluster.server.environment, tmp_path_factory.mktemp("gateway")
-    made = GatewayProcess(environment, folder, root_address, *ports, MOORING_GATEWAY_DRAIN_S="0.5")
-    made.forked = True
-    made.start()
-    yield made
-    made.stop()
-    for port in ports:
-        workspace.give_back_port(port)
+    with running_gateway(
+        environment, workspace, folder, root_address, MOORING_GATEWAY_DRAIN_S="0.5"
+    ) as gateway:
+        yield gateway
 
 
 @pytest.fixture

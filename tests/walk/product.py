@@ -4,7 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -15,6 +16,7 @@ from tests.service import ADMIN_KEY, Client
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.nvml.standin import NvmlStandin
 from tests.testbed.waiting import wait_until
+from tests.testbed.workspace import Workspace
 from tests.walk.forked import ForkedProcess
 from tests.walk.proxy import EngineProxy
 
@@ -215,7 +217,7 @@ class AgentProcess(Program):
 
 
 class GatewayProcess(Program):
-    """`mooring gateway` of a server, with SSH on `ssh_port`, and the port proxy on `proxy_port`, if not 0."""
+    """`mooring gateway` of a server, with SSH, and with what has a port that is not 0."""
 
     def __init__(
         self,
@@ -225,9 +227,11 @@ class GatewayProcess(Program):
         port: int,
         ssh_port: int,
         proxy_port: int = 0,
+        docker_port: int = 0,
         **settings: str,
     ) -> None:
-        self.host, self.port, self.ssh_port, self.proxy_port = host, port, ssh_port, proxy_port
+        self.host, self.port, self.ssh_port = host, port, ssh_port
+        self.proxy_port, self.docker_port = proxy_port, docker_port
         environment = dict(server_environment) | {
             "MOORING_GATEWAY_HOST": host,
             "MOORING_GATEWAY_PORT": str(port),
@@ -236,6 +240,8 @@ class GatewayProcess(Program):
             "MOORING_SSH_PORT": str(ssh_port),
             "MOORING_PROXY_HOST": host,
             "MOORING_PROXY_PORT": str(proxy_port),
+            "MOORING_DOCKER_HOST": host,
+            "MOORING_DOCKER_PORT": str(docker_port),
             **settings,
         }
         super().__init__(["gateway"], environment, folder / "gateway.log")
@@ -248,3 +254,27 @@ class GatewayProcess(Program):
     def _has_started(self) -> bool:
         assert self.running, self.tail()
         return ("Ports" if self.proxy_port else "SSH") in self.printed()
+
+
+@contextmanager
+def running_gateway(
+    server_environment: Mapping[str, str],
+    workspace: Workspace,
+    folder: Path,
+    host: str,
+    *,
+    proxy: bool = False,
+    docker: bool = False,
+    **settings: str,
+) -> Iterator[GatewayProcess]:
+    """Within the block, a gateway on ports of its own."""
+    ports = [workspace.take_port() if wanted else 0 for wanted in (True, True, proxy, docker)]
+    gateway = GatewayProcess({**server_environment, **settings}, folder, host, *ports)
+    gateway.forked = True
+    gateway.start()
+    try:
+        yield gateway
+    finally:
+        gateway.stop()
+        for port in filter(None, ports):
+            workspace.give_back_port(port)

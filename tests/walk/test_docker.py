@@ -14,7 +14,7 @@ from tests.testbed.waiting import wait_until
 from tests.testbed.workspace import Workspace
 from tests.walk.conftest import Cluster
 from tests.walk.docker_client import SMALL, WITHIN_S, DockerClient
-from tests.walk.product import GatewayProcess
+from tests.walk.product import GatewayProcess, running_gateway
 
 MIB = 1024 * 1024
 
@@ -23,27 +23,16 @@ MIB = 1024 * 1024
 def docker_gateway(
     shared_cluster: Cluster, workspace: Workspace, root_address: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
-    ports = [workspace.take_port() for _ in range(3)]
     environment, folder = shared_cluster.server.environment, tmp_path_factory.mktemp("gateway")
-    environment = environment | {
-        "MOORING_DOCKER_HOST": root_address,
-        "MOORING_DOCKER_PORT": str(ports[2]),
-        "MOORING_GATEWAY_DRAIN_S": "0.5",
-    }
-    made = GatewayProcess(environment, folder, root_address, *ports[:2])
-    made.forked = True
-    made.start()
-    yield made
-    made.stop()
-    print(made.tail())
-    for port in ports:
-        workspace.give_back_port(port)
+    environment = environment | {"MOORING_GATEWAY_DRAIN_S": "0.5"}
+    with running_gateway(environment, workspace, folder, root_address, docker=True) as gateway:
+        yield gateway
 
 
 @pytest.fixture
 def docker(admin: Client, docker_gateway: GatewayProcess, tmp_path: Path) -> DockerClient:
-    port = docker_gateway.environment["MOORING_DOCKER_PORT"]
-    return DockerClient(f"tcp://{docker_gateway.host}:{port}", ADMIN_KEY, tmp_path / "docker")
+    url = f"tcp://{docker_gateway.host}:{docker_gateway.docker_port}"
+    return DockerClient(url, ADMIN_KEY, tmp_path / "docker")
 
 
 def test_info_and_version_identify_mooring(docker: DockerClient) -> None:

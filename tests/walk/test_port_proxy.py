@@ -13,7 +13,7 @@ from tests.service import ADMIN_KEY, Client
 from tests.testbed.waiting import wait_until
 from tests.testbed.workspace import Workspace
 from tests.walk.conftest import Cluster
-from tests.walk.product import GatewayProcess
+from tests.walk.product import GatewayProcess, running_gateway
 from tests.walk.test_operations import SMALL
 from tests.walk.test_stream_faults import commands_in
 
@@ -38,21 +38,10 @@ exec /bin/wait-for-term
 def proxy(
     shared_cluster: Cluster, workspace: Workspace, root_address: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
-    ports = [workspace.take_port() for _ in range(3)]
     environment, folder = shared_cluster.server.environment, tmp_path_factory.mktemp("gateway")
-    made = GatewayProcess(
-        environment,
-        folder,
-        root_address,
-        *ports,
-        MOORING_GATEWAY_DRAIN_S="0.5",
-        MOORING_PROXY_DOMAIN="apps.test",
-    )
-    made.start()
-    yield made
-    made.stop()
-    for port in ports:
-        workspace.give_back_port(port)
+    environment = environment | {"MOORING_GATEWAY_DRAIN_S": "0.5", "MOORING_PROXY_DOMAIN": "apps.test"}
+    with running_gateway(environment, workspace, folder, root_address, proxy=True) as gateway:
+        yield gateway
 
 
 @pytest.fixture
