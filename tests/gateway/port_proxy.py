@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from mooring.agent.docker.dial import PortStream
+from mooring.agent.docker.streams.dial import PortStream
 from mooring.agent.runtime import ContainerStream, StreamRefused
 from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.schemas.agent_streams import DialRequest

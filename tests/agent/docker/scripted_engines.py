@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mooring.agent.docker.engine_streams import EngineAddress
+from mooring.agent.docker.streams.engine_streams import EngineAddress
 
 END = b"0\r\n\r\n"  # of a chunked body
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from mooring.agent.docker import engine_streams
-from mooring.agent.docker.container_output import ContainerOutput
-from mooring.agent.docker.engine_streams import Document, EngineAddress, EngineApi, EngineConnection
 from mooring.agent.docker.errors import EngineRefused
+from mooring.agent.docker.streams import engine_streams
+from mooring.agent.docker.streams.container_output import ContainerOutput
+from mooring.agent.docker.streams.engine_streams import Document, EngineAddress, EngineApi, EngineConnection
 from mooring.agent.runtime import RuntimeUnavailable
 from mooring.core.stream_messages import MAX_DATA_BYTES, Channel
 from tests.agent.container_streams import within

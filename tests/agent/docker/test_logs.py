@@ -2,9 +2,9 @@
 
 import pytest
 
-from mooring.agent.docker.container_output import StreamHeaders
-from mooring.agent.docker.logs import LineCutter, engine_time
-from mooring.agent.docker.streams import Demultiplexer
+from mooring.agent.docker.byte_streams import Demultiplexer
+from mooring.agent.docker.streams.container_output import StreamHeaders
+from mooring.agent.docker.streams.logs import LineCutter, engine_time
 from mooring.core.stream_messages import MAX_DATA_BYTES, Channel
 from mooring.core.text import MAX_LINE_BYTES, clean_line
 

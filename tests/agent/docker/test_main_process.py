@@ -4,8 +4,8 @@ from contextlib import closing
 
 import pytest
 
-from mooring.agent.docker import main_process
 from mooring.agent.docker.runtime import DockerRuntime
+from mooring.agent.docker.streams import main_process
 from mooring.agent.runtime import Container, ContainerStream
 from mooring.core.stream_messages import Channel
 from mooring.schemas.agent_streams import AttachRequest, WindowSize

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from mooring.agent.docker import processes
+from mooring.agent.docker.streams import processes
 from tests.testbed.waiting import wait_until
 
 OTHER_CONTAINER = "0123456789ab" * 5 + "cdef"

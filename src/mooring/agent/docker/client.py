@@ -15,9 +15,9 @@ from docker.utils import kwargs_from_env
 from docker.utils.utils import version_lt
 from requests import Response
 
-from mooring.agent.docker.engine_streams import EngineAddress, EngineApi
+from mooring.agent.docker.byte_streams import ByteStream
 from mooring.agent.docker.errors import EngineRefused, engine_call
-from mooring.agent.docker.streams import ByteStream
+from mooring.agent.docker.streams.engine_streams import EngineAddress, EngineApi
 from mooring.agent.docker.transport import share_connections
 from mooring.agent.runtime import RuntimeUnavailable
 

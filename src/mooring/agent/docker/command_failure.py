@@ -12,9 +12,9 @@ import re
 import time
 from pathlib import Path
 
+from mooring.agent.docker.byte_streams import Demultiplexer
 from mooring.agent.docker.client import Document, Engine
 from mooring.agent.docker.errors import start_failure
-from mooring.agent.docker.streams import Demultiplexer
 from mooring.core.instance.state import Reason
 
 _NOT_RUN_CODES = {126, 127}

@@ -22,7 +22,6 @@ from mooring.agent.docker import command_failure, stop, verify
 from mooring.agent.docker.adopt import create_or_adopt
 from mooring.agent.docker.client import Document, Engine, remove_container
 from mooring.agent.docker.container_records import ContainerRecords
-from mooring.agent.docker.container_streams import DockerStreams
 from mooring.agent.docker.create import (
     RUNC,
     Abilities,
@@ -39,6 +38,7 @@ from mooring.agent.docker.network import Attachments, Isolate
 from mooring.agent.docker.observe import Observer
 from mooring.agent.docker.overlay import start_with_network, swarm_of
 from mooring.agent.docker.redaction import SecretRedactor
+from mooring.agent.docker.streams.container_streams import DockerStreams
 from mooring.agent.docker.toolbox_volumes import current_toolbox
 from mooring.agent.docker.verify import MinorOf
 from mooring.agent.gpus.mps import Mps

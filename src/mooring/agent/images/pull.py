@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from mooring.agent.docker.byte_streams import ByteStream
 from mooring.agent.docker.client import Document, Engine
 from mooring.agent.docker.create import Image
 from mooring.agent.docker.errors import EngineRefused, image_pull_failed
-from mooring.agent.docker.streams import ByteStream
 from mooring.agent.images.keeper import ImageKeeper
 from mooring.agent.images.policy import require_acceptable
 from mooring.agent.images.private_images import PrivateImages

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 from cachetools import LRUCache
 
-from mooring.agent.docker.engine_streams import EngineApi
 from mooring.agent.docker.errors import EngineRefused
+from mooring.agent.docker.streams.engine_streams import EngineApi
 from mooring.agent.docker.toolbox_mount import SHELL, TOOLBOX, toolbox_of
 from mooring.agent.runtime import StreamRefused
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from mooring.agent.decide.reconcile import ENDED
-from mooring.agent.docker.engine_streams import EngineApi, EngineConnection
+from mooring.agent.docker.byte_streams import Demultiplexer
 from mooring.agent.docker.errors import EngineRefused
-from mooring.agent.docker.streams import Demultiplexer
+from mooring.agent.docker.streams.engine_streams import EngineApi, EngineConnection
 from mooring.agent.runtime import RuntimeUnavailable, StreamRefused
 from mooring.core.stream_messages import Channel
 from mooring.core.text import MAX_LINE_BYTES, clean_line

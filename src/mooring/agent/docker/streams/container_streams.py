@@ -3,10 +3,10 @@
 import logging
 from secrets import token_hex
 
-from mooring.agent.docker import dial, exec, logs, main_process, processes  # noqa: A004 - the module of commands
-from mooring.agent.docker.engine_streams import Document, EngineApi
 from mooring.agent.docker.errors import EngineRefused
-from mooring.agent.docker.login_shell import ContainerShells
+from mooring.agent.docker.streams import dial, exec, logs, main_process, processes  # noqa: A004 - the module of commands
+from mooring.agent.docker.streams.engine_streams import Document, EngineApi
+from mooring.agent.docker.streams.login_shell import ContainerShells
 from mooring.agent.runtime import ContainerStream
 from mooring.schemas.agent_streams import AttachRequest, DialRequest, ExecRequest, LogsRequest
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
-from mooring.agent.docker import processes
-from mooring.agent.docker.engine_streams import Document, EngineApi
 from mooring.agent.docker.errors import EngineRefused
+from mooring.agent.docker.streams import processes
+from mooring.agent.docker.streams.engine_streams import Document, EngineApi
 from mooring.agent.runtime import StreamRefused
 from mooring.core.stream_messages import MAX_DATA_BYTES, Channel
 from mooring.schemas.agent_streams import DialRequest, StreamStatus, WindowSize

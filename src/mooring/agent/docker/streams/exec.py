@@ -5,11 +5,11 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from mooring.agent.docker import processes
-from mooring.agent.docker.container_output import ContainerOutput
-from mooring.agent.docker.engine_streams import Document, EngineApi, EngineConnection
 from mooring.agent.docker.errors import EngineRefused
-from mooring.agent.docker.login_shell import ContainerShells, in_login_shell
+from mooring.agent.docker.streams import processes
+from mooring.agent.docker.streams.container_output import ContainerOutput
+from mooring.agent.docker.streams.engine_streams import Document, EngineApi, EngineConnection
+from mooring.agent.docker.streams.login_shell import ContainerShells, in_login_shell
 from mooring.agent.runtime import RuntimeUnavailable, StreamRefused
 from mooring.core.paths import is_kernel_path, normal_path
 from mooring.core.stream_messages import Channel

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final, Protocol
 
-from mooring.agent.docker import processes
-from mooring.agent.docker.container_output import ContainerOutput
-from mooring.agent.docker.engine_streams import EngineApi, HeldConnection
 from mooring.agent.docker.errors import EngineRefused
+from mooring.agent.docker.streams import processes
+from mooring.agent.docker.streams.container_output import ContainerOutput
+from mooring.agent.docker.streams.engine_streams import EngineApi, HeldConnection
 from mooring.agent.runtime import ContainerStream, RuntimeUnavailable, StreamRefused
 from mooring.core.stream_messages import Channel
 from mooring.schemas.agent_streams import AttachRequest, StreamStatus, WindowSize

@@ -1,0 +1,1 @@
+"""Streams into containers: commands, logs, ports and the main process, each opened in the engine."""
