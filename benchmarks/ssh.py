@@ -2,8 +2,7 @@
 
     python -m benchmarks.ssh [rounds] [seconds]
 
-Both sides run the same commands in one container, in turns. Then 200 sessions are idle for this many seconds,
-and the API is called while 500 MB pass through the gateway.
+Both sides run the same commands in one container, in turns. Then 200 sessions are idle for this many seconds.
 """
 
 import os
@@ -13,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -25,9 +23,6 @@ from benchmarks.figures import median, percentile, verdict
 from benchmarks.streams import KEYS, MIB, SIZE, Direct
 
 IDLE_SESSIONS = 200
-GETS = 1000
-COPIED = 500 * 1000 * 1000
-_LOWEST = 19
 NAME = "bench"
 
 
@@ -82,18 +77,13 @@ def main(rounds: int = 5, idle_s: int = 60) -> int:
     with ExitStack() as exits:
         made = exits.enter_context(stack.on_docker(through_proxy=False))
         base = exits.enter_context(stack.folder())
-        client = _client(made, base, exits)
-        created = made.admin.create(
-            name=NAME, command=["sleep", "100000"], gpus={"count": 0}, cpus=1, memory_mib=512
-        )
-        running = made.admin.wait(created["id"], "running")
-        passed = _compare(OpenSsh(client), Direct(made, running["container_id"]), rounds)
+        client = ssh_client(made, base, exits)
+        passed = _compare(OpenSsh(client), Direct(made, sleeping_instance(made)), rounds)
         passed += _idle(client, idle_s)
-        passed.append(_api_meanwhile(made, client))
     return 0 if all(passed) else 1
 
 
-def _client(made: stack.Stack, base: Path, exits: ExitStack) -> SshClient:
+def ssh_client(made: stack.Stack, base: Path, exits: ExitStack) -> SshClient:
     ports = made.bed.take_port(), made.bed.take_port()
     gateway = GatewayProcess(made.server.environment, base, made.bed.root_address, *ports)
     gateway.start()
@@ -101,6 +91,15 @@ def _client(made: stack.Stack, base: Path, exits: ExitStack) -> SshClient:
     client = SshClient(made.admin, gateway, base)
     client.register()
     return client
+
+
+def sleeping_instance(made: stack.Stack) -> str:
+    """Creates the instance of this name. Returns the id of its container."""
+    created = made.admin.create(
+        name=NAME, command=["sleep", "100000"], gpus={"count": 0}, cpus=1, memory_mib=512
+    )
+    container: str = made.admin.wait(created["id"], "running")["container_id"]
+    return container
 
 
 def _compare(ssh: OpenSsh, direct: Direct, rounds: int) -> list[bool]:
@@ -149,24 +148,6 @@ def _idle(client: SshClient, idle_s: int) -> list[bool]:
         verdict("CPU of the gateway", share, 2, " %"),
         verdict("sessions lost", lost, 0, ""),
     ]
-
-
-def _api_meanwhile(made: stack.Stack, client: SshClient) -> bool:
-    """What runs on other machines in production gets only the processor time that is left here."""
-    for pid in (made.agent.pid, made.node.dockerd.pid, made.node.containerd.pid):
-        for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-            process.nice(_LOWEST)
-    get = partial(made.admin.get, "/v1/instances")
-    idle = [_timed(get) for _ in range(GETS)]
-    argv = ["nice", f"-n{_LOWEST}", *client.argv(NAME, f"head -c {COPIED} /dev/zero")]
-    busy = []
-    with subprocess.Popen(argv, stdout=subprocess.DEVNULL) as copying:
-        while copying.poll() is None:
-            busy.append(_timed(get))
-    assert copying.returncode == 0
-    p99, idle_p99 = percentile(busy, 0.99), percentile(idle, 0.99)
-    print(f"GET p99: {p99 * 1e3:.1f} ms in {len(busy)} calls during a copy, {idle_p99 * 1e3:.1f} ms without")
-    return verdict("GET p99, to that without a copy", p99 / idle_p99, 1.3, "")
 
 
 def _timed(run: Callable[[], object]) -> float:
