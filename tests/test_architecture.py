@@ -15,6 +15,7 @@ from mooring.core import errors
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "mooring"
 TESTS = ROOT / "tests"
+BENCHMARKS = ROOT / "benchmarks"
 FILES = sorted(SOURCE.rglob("*.py"))
 MAX_LINES = 400
 # Only modules in these may open a transaction.
@@ -105,6 +106,50 @@ def test_no_two_modules_define_classes_of_one_name() -> None:
                     where.setdefault(node.name, []).append(_name(path))
     shared = {name: files for name, files in where.items() if len(files) > 1}
     assert not shared, shared
+
+
+def test_what_is_defined_is_used() -> None:
+    """Loggers in their module; functions in the product or in a benchmark.
+
+    A decorator or a base class may call what they know: such functions are left out.
+    """
+    used = {name for path in (*FILES, *BENCHMARKS.glob("*.py")) for name in _used_names(path)}
+    unused = [(_name(path), name) for path in FILES for name in _loggers(path) - _used_names(path)]
+    unused += [(_name(path), name) for path in FILES for name in _called_by_name(path) - used]
+    assert not unused, unused
+
+
+@cache
+def _used_names(path: Path) -> frozenset[str]:
+    read = {
+        node.id for node in _nodes(path) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)
+    }
+    attributes = {node.attr for node in _nodes(path) if isinstance(node, ast.Attribute)}
+    return frozenset(read | attributes)
+
+
+def _loggers(path: Path) -> set[str]:
+    assigned = (node for node in _tree(path).body if isinstance(node, ast.Assign))
+    return {
+        target.id
+        for node in assigned
+        for target in node.targets
+        if isinstance(target, ast.Name) and _called(node.value) == "getLogger"
+    }
+
+
+def _called_by_name(path: Path) -> set[str]:
+    """Functions, and methods of classes without a base class."""
+    bodies = [_tree(path).body]
+    bodies += [node.body for node in _nodes(path) if isinstance(node, ast.ClassDef) and not node.bases]
+    return {
+        node.name
+        for body in bodies
+        for node in body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and not node.decorator_list
+        and not node.name.startswith("__")
+    }
 
 
 def test_only_the_session_commits() -> None:

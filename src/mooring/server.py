@@ -1,6 +1,5 @@
 """The composition root: builds database, app, loops and uvicorn from the settings."""
 
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,8 +58,6 @@ from mooring.streams.http_protocol import (
 )
 from mooring.streams.node_streams import StreamOpener
 from mooring.streams.websockets import StreamProtocol
-
-log = logging.getLogger(__name__)
 
 # How long open requests may continue after SIGTERM; long polls and streams end at once.
 _GRACE_S = 2

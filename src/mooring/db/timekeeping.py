@@ -1,7 +1,6 @@
 """Starts the service clock, compares it with the wall clock, and keeps its record in the data directory."""
 
 import json
-import logging
 import os
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -13,8 +12,6 @@ from sqlalchemy import select, text
 from mooring.db.clock import CLOCK, Record, ServiceClock
 from mooring.db.session import Database
 from mooring.db.tables import Event
-
-log = logging.getLogger(__name__)
 
 RECORD_FILE: Final = "clock.json"
 # A record that differs by less from the clock is kept, so that the file is seldom written.

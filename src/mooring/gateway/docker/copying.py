@@ -1,7 +1,6 @@
 """Copies between a Docker client's connection and the stream of a node."""
 
 import asyncio
-import logging
 from typing import Any, Final
 
 from mooring.core.stream_messages import MAX_DATA_BYTES, STDIN_CLOSED, Channel
@@ -13,8 +12,6 @@ from mooring.streams.tasks import cancelled
 _STATUS_WITHIN_S: Final = 2.0
 _MAX_FRAME: Final = 32 * 1024
 _PROBE_EVERY_S: Final = 5.0
-
-log = logging.getLogger(__name__)
 
 
 def frame(channel: Channel, data: bytes) -> bytes:
