@@ -1,9 +1,11 @@
 """Faults during SSH sessions, with real processes: nothing is left, and the container goes on."""
 
+import asyncio
 import operator
 import subprocess
 from typing import Any
 
+import asyncssh
 import psutil
 import pytest
 
@@ -104,6 +106,48 @@ def test_a_client_that_reads_nothing_fills_no_memory(
     for process, rss in zip(processes, before, strict=True):
         assert process.memory_info().rss < rss + 32 * MIB
     kill(client)
+    resources.wait_until_as_before()
+
+
+def test_a_fast_client_of_a_slow_program_fills_no_memory(
+    ssh: SshClient, gateway: GatewayProcess, instance: dict[str, Any], resources: Resources
+) -> None:
+    process = psutil.Process(gateway.pid)
+    before = process.memory_info().rss
+    slow = "for i in $(seq 300); do head -c 131072 | wc -c; sleep 0.01; done"
+    with subprocess.Popen(["cat", "/dev/zero"], stdout=subprocess.PIPE) as endless:
+        argv = ssh.argv("box", slow)
+        with subprocess.Popen(argv, stdin=endless.stdout, stdout=subprocess.PIPE) as client:
+            assert client.stdout is not None
+            most = max(process.memory_info().rss for _line in client.stdout)
+        endless.kill()
+    assert most < before + 32 * MIB
+    resources.wait_until_as_before()
+
+
+def test_a_client_that_claims_a_huge_window_and_reads_nothing_fills_no_memory(
+    ssh: SshClient, gateway: GatewayProcess, cluster: Cluster, instance: dict[str, Any], resources: Resources
+) -> None:
+    process = psutil.Process(gateway.pid)
+    before = process.memory_info().rss
+    command = f"head -c {1024 * MIB} /dev/zero; true"
+    container = cluster.container(instance)
+
+    async def claim() -> None:
+        async with asyncssh.connect(
+            gateway.host, gateway.ssh_port, username="box", client_keys=[str(ssh.key)], known_hosts=None,
+            config=None,
+        ) as connection:  # fmt: skip
+            started = await connection.create_process(command, encoding=None, window=2**32 - 1)
+            await started.stdout.read(1)
+            assert connection._transport is not None
+            connection._transport.pause_reading()  # asyncssh has no other way to read nothing
+            progress = await asyncio.to_thread(lambda: Progress(commands_in(container, command)))
+            await asyncio.to_thread(wait_until, progress.is_stuck, WITHIN_S, 0.1)
+            assert process.memory_info().rss < before + 32 * MIB
+            connection.abort()
+
+    asyncio.run(claim())
     resources.wait_until_as_before()
 
 

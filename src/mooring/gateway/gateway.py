@@ -128,6 +128,7 @@ class Gateway:
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
         settings = self._settings
         listener = SshListener(self._ssh, self._host_key)
+        await listener.prepare()
         docker = DockerGateway(settings, self._database, self._credentials, self._opener)
         app = create_node_app(self._database, self._credentials, self._opener, listener.serve)
         with _explained("nodes", settings.gateway_host, settings.gateway_port, "MOORING_GATEWAY"):

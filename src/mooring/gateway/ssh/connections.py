@@ -18,6 +18,7 @@ from mooring.db import failures
 from mooring.gateway.ssh.certificates import CertificateAuthority
 from mooring.gateway.ssh.commands import CommandSession
 from mooring.gateway.ssh.forwards import Forward, is_in_instance
+from mooring.gateway.ssh.pacing import pace_of
 from mooring.gateway.ssh.quick_acks import acknowledge_quickly
 from mooring.gateway.ssh.shared import SshShared
 from mooring.gateway.ssh.users import SshTarget, SshUser
@@ -25,21 +26,19 @@ from mooring.schemas.agent_streams import DialRequest, ExecRequest
 from mooring.streams.node_streams import NodeStream
 
 CHANNELS_PER_CONNECTION: Final = 64
+# The name of the address of a client that does not connect to the SSH port itself, for `get_extra_info`.
+CLIENT_ADDRESS: Final = "mooring_client_address"
 KEYS_OFFERED: Final = 20
 _ENDED: Final = "your SSH key or certificate, or what it acts as, was revoked or has expired"
 
 
 class SshConnection(asyncssh.SSHServer):
-    """One connection: the callbacks of asyncssh.
+    """One connection: the callbacks of asyncssh."""
 
-    Args:
-        address: of a client that does not connect to the SSH port itself.
-    """
-
-    def __init__(self, shared: SshShared, address: str | None = None) -> None:
+    def __init__(self, shared: SshShared) -> None:
         self._shared = shared
         self._conn: asyncssh.SSHServerConnection | None = None
-        self._address = address
+        self._address: str | None = None
         self._network = ""
         self._was_rejected = False  # a key of the client is unknown
         self._offered = 0  # public keys, which are looked up in the database
@@ -54,9 +53,9 @@ class SshConnection(asyncssh.SSHServer):
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._conn = conn
-        if self._address is None:
-            peer = conn.get_extra_info("peername")
-            self._address = peer[0] if peer else None
+        self._pace = pace_of(conn)
+        peer = conn.get_extra_info("peername")
+        self._address = conn.get_extra_info(CLIENT_ADDRESS) or (peer[0] if peer else None)
         self._network = network_of(self._address)
         if not self._shared.open.connected(self, self._network):
             conn.abort()
@@ -178,6 +177,9 @@ class SshConnection(asyncssh.SSHServer):
             await stream.close()
             raise asyncssh.ChannelOpenError(asyncssh.OPEN_CONNECT_FAILED, "the client is gone")
         return Forward(self, stream)
+
+    async def drained(self) -> None:
+        await self._pace.drained()
 
     def used(self) -> None:
         self._used_at = time.monotonic()

@@ -13,7 +13,7 @@ from mooring.schemas.agent_streams import StreamStatus
 from mooring.streams.node_streams import NodeStream
 from mooring.streams.tasks import cancelled
 
-# Of input for the instance; then the client's window does not open again, and the client has to wait.
+# Of input for the instance; then the client's window (2 MiB) does not open again, and the client has to wait.
 _BUFFERED_BYTES: Final = 256 * 1024
 # How long a client that does not read may take to read the last message.
 _STATUS_WITHIN_S: Final = 2.0
@@ -32,6 +32,9 @@ class ChannelOwner(Protocol):
     def closed(self) -> None:
         """Called once the channel is closed."""
 
+    async def drained(self) -> None:
+        """Wait until the client has read most of what the connection has sent."""
+
 
 class Copying(ABC):
     """The callbacks of asyncssh that commands and forwarded connections have in common."""
@@ -41,6 +44,7 @@ class Copying(ABC):
         self.chan: SshChannel | None = None
         self._input: asyncio.Queue[tuple[Channel, bytes]] = asyncio.Queue()
         self._buffered = 0
+        self._paused = self._resuming = False
         self._writable = asyncio.Event()
         self._writable.set()
         self.lost = asyncio.Event()
@@ -58,8 +62,7 @@ class Copying(ABC):
         self.put(Channel.STDIN, data)
         self._owner.used()
         self._buffered += len(data)
-        if self._buffered >= _BUFFERED_BYTES:
-            self._channel.pause_reading()
+        self._pause_if_full()
 
     def eof_received(self) -> bool:
         self.put(Channel.CLOSE, STDIN_CLOSED[1:])
@@ -153,6 +156,7 @@ class Copying(ABC):
                 self._owner.used()
                 self.write(channel, data)
                 await self._writable.wait()
+                await self._owner.drained()  # a client may have opened a window of 4 GiB
         return found
 
     async def _copy_input(self, stream: NodeStream) -> None:
@@ -162,5 +166,21 @@ class Copying(ABC):
                 self._buffered -= len(data)
             if not await stream.send(channel, data):
                 await asyncio.Event().wait()  # the output ends too, with the reason
-            if self._buffered < _BUFFERED_BYTES:
-                self._channel.resume_reading()
+            if self._paused and self._buffered < _BUFFERED_BYTES:
+                self._resume()
+
+    def _pause_if_full(self) -> None:
+        if self._buffered >= _BUFFERED_BYTES and not self._resuming:
+            self._paused = True
+            self._channel.pause_reading()
+
+    def _resume(self) -> None:
+        """Take all that waits in asyncssh, which is a window at most, and only then pause again.
+
+        asyncssh opens the whole window with the first data that it delivers, even if more is waiting. A pause
+        after that data would let a fast client fill the memory.
+        """
+        self._paused, self._resuming = False, True
+        self._channel.resume_reading()
+        self._resuming = False
+        self._pause_if_full()

@@ -2,14 +2,17 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import asyncssh
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from mooring.core.stream_messages import TCP_SUBPROTOCOL
-from mooring.gateway.ssh.connections import SshConnection
+from mooring.gateway.ssh.connections import CLIENT_ADDRESS, SshConnection
+from mooring.gateway.ssh.pacing import PacedConnection
 from mooring.gateway.ssh.shared import SshShared
 from mooring.streams.tasks import cancelled
 from mooring.streams.websockets import disconnect
@@ -24,16 +27,22 @@ _SIGNATURES: Final = (
     "ssh-ed25519", "sk-ssh-ed25519@openssh.com", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384",
     "ecdsa-sha2-nistp521", "sk-ecdsa-sha2-nistp256@openssh.com", "rsa-sha2-256", "rsa-sha2-512",
 )  # fmt: skip
+_BACKLOG: Final = 100
 _READ_BYTES: Final = 64 * 1024
+
+
+# Takes the address of a client, which asyncssh ignores.
+_MakeConnection = Callable[[str, int], asyncssh.SSHServerConnection]
 
 
 class SshListener:
     """Accepts SSH clients."""
 
     def __init__(self, shared: SshShared, host_key: asyncssh.SSHKey) -> None:
-        self._shared = shared
-        self._acceptor: asyncssh.SSHAcceptor | None = None
+        self._server: asyncio.Server | None = None
+        self._make_connection: _MakeConnection | None = None
         self._options: dict[str, Any] = {
+            "server_factory": lambda: SshConnection(shared),
             "server_host_keys": [host_key],
             "server_version": "Mooring",
             "encoding": None,
@@ -54,16 +63,31 @@ class SshListener:
             "config": None,
         }
 
+    async def prepare(self) -> None:
+        """Call this first, once.
+
+        To asyncssh this object is a tunnel: clients come through it, and not through a socket of asyncssh.
+        """
+        await asyncssh.listen(tunnel=self, **self._options)
+
+    async def create_server(self, make_connection: _MakeConnection, host: str, port: int) -> "SshListener":
+        """Called by asyncssh."""
+        self._make_connection = make_connection
+        return self
+
     async def listen(self, host: str, port: int) -> None:
         """Raises OSError: cannot use the address."""
-        self._acceptor = await asyncssh.listen(
-            host, port, server_factory=lambda: SshConnection(self._shared), **self._options
-        )
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._paced, host, port, backlog=_BACKLOG)
+
+    def _paced(self, **more: Any) -> PacedConnection:
+        assert self._make_connection is not None, "prepare() was not called"
+        return PacedConnection(self._make_connection("", 0), **more)
 
     def close(self) -> None:
         """Accept no more clients."""
-        if self._acceptor is not None:
-            self._acceptor.close()
+        if self._server is not None:
+            self._server.close()
 
     async def serve(self, websocket: WebSocket) -> None:
         """Serve a client that sends SSH's bytes in messages, as its `ProxyCommand` does."""
@@ -73,24 +97,19 @@ class SshListener:
         address = websocket.client.host if websocket.client else None
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=ours)
-        connecting = asyncio.create_task(self._connect(theirs, address))
+        await asyncio.get_running_loop().connect_accepted_socket(
+            partial(self._paced, **{CLIENT_ADDRESS: address}), theirs
+        )
         tasks = {
-            connecting,
             asyncio.create_task(_copy_to_client(reader, websocket)),
             asyncio.create_task(_copy_from_client(websocket, writer)),
         }
         try:
-            await asyncio.wait(tasks - {connecting}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await cancelled(*tasks)
             writer.close()
             await disconnect(websocket)
-
-    async def _connect(self, connection: socket.socket, address: str | None) -> None:
-        with suppress(asyncssh.Error, OSError):  # the client did not log in
-            await asyncssh.run_server(
-                connection, server_factory=lambda: SshConnection(self._shared, address), **self._options
-            )
 
 
 async def _copy_to_client(reader: asyncio.StreamReader, websocket: WebSocket) -> None:
