@@ -32,9 +32,13 @@ class LoopbackRuntime(SimulatedRuntime):
     """Simulated containers whose ports are those of this machine's loopback."""
 
     async def dial(self, container_id: str, request: DialRequest) -> ContainerStream:
+        made = socket.socket()
+        made.settimeout(0)
         try:
-            return PortStream(*await asyncio.open_connection(HOST, request.port))
+            await asyncio.get_running_loop().sock_connect(made, (HOST, request.port))
+            return PortStream(made)
         except OSError as error:
+            made.close()
             raise StreamRefused("port_not_listening", str(error)) from None
 
 

@@ -32,7 +32,12 @@ COPIED = (
     "requirements-build.txt", "requirements-dev.txt",
 )  # fmt: skip
 # Installed tools are large, and no mutant changes them.
-LINKED = ("tests/contract/node_modules", "tests/contract/.venv", "tests/sso/node_modules")
+LINKED = (
+    "tests/contract/node_modules",
+    "tests/contract/.venv",
+    "tests/sso/node_modules",
+    "tests/jupyter/.venv",
+)
 
 
 def main() -> int:

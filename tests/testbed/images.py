@@ -44,10 +44,10 @@ def _add_busybox(archive: tarfile.TarFile, passwd: bytes) -> None:
     for folder in ("bin", "dev", "etc", "home", "home/user", "proc", "root", "sys", "var"):
         _add_folder(archive, folder)
     _add_folder(archive, "tmp", 0o1777)
-    _add_file(archive, "bin/busybox", Path(busybox).read_bytes(), 0o755)
-    _add_file(archive, WAITER.lstrip("/"), WAITER_SCRIPT, 0o755)
-    _add_file(archive, "etc/passwd", passwd)
-    _add_file(archive, "etc/group", GROUP)
+    add_file(archive, "bin/busybox", Path(busybox).read_bytes(), 0o755)
+    add_file(archive, WAITER.lstrip("/"), WAITER_SCRIPT, 0o755)
+    add_file(archive, "etc/passwd", passwd)
+    add_file(archive, "etc/group", GROUP)
     for applet in sorted(_applets(busybox)):
         _add_link(archive, f"bin/{applet}", "busybox")
 
@@ -62,21 +62,23 @@ def scratch_layer() -> bytes:
 def glibc_layer() -> bytes:
     """Return a root filesystem like that of Debian: bash as the shell of root, git, and their libraries."""
     programs = {f"usr/bin/{name}": program(name) for name in ("bash", "git")}
-    libraries = {found.lstrip("/"): found for path in programs.values() for found in _libraries(path)}
+    loaded = {found.lstrip("/"): found for found in libraries(*map(Path, programs.values()))}
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         _add_busybox(archive, PASSWD.replace(b"/root:/bin/sh", b"/root:/bin/bash"))
-        for name, path in {**programs, **libraries}.items():
-            _add_file(archive, name, Path(path).read_bytes(), 0o755)
+        for name, path in {**programs, **loaded}.items():
+            add_file(archive, name, Path(path).read_bytes(), 0o755)
         _add_link(archive, "bin/bash", "../usr/bin/bash")
         for name in ("git-upload-pack", "git-receive-pack"):
             _add_link(archive, f"usr/bin/{name}", "git")
     return buffer.getvalue()
 
 
-def _libraries(path: str) -> list[str]:
-    listed = subprocess.run(["ldd", path], capture_output=True, text=True, check=True)
-    return re.findall(r"(/\S+) \(0x", listed.stdout)
+def libraries(*files: Path) -> set[str]:
+    """The paths of the shared libraries that programs and libraries load, of this machine."""
+    # It fails if one of them loads none.
+    listed = subprocess.run(["ldd", *files], capture_output=True, text=True, check=False)
+    return set(re.findall(r"(/\S+) \(0x", listed.stdout))
 
 
 def _applets(busybox: str) -> set[str]:
@@ -87,7 +89,7 @@ def _applets(busybox: str) -> set[str]:
 def single_file_layer(name: str, content: bytes, mode: int = 0o644) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        _add_file(archive, name, content, mode)
+        add_file(archive, name, content, mode)
     return buffer.getvalue()
 
 
@@ -97,7 +99,7 @@ def _add_folder(archive: tarfile.TarFile, name: str, mode: int = 0o755) -> None:
     archive.addfile(entry)
 
 
-def _add_file(archive: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
+def add_file(archive: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = len(content), mode
     archive.addfile(entry, io.BytesIO(content))

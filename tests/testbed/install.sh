@@ -101,3 +101,4 @@ main() {
 main "$@"
 "$(dirname "$0")/../contract/install.sh"
 "$(dirname "$0")/../sso/install.sh"
+"$(dirname "$0")/../jupyter/install.sh"

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 import socket
+import struct
 import sys
 from contextlib import aclosing, suppress
 from typing import Final
@@ -26,6 +27,7 @@ HEAD_S: Final = 15.0
 _LINGER_S: Final = 2.0
 # After an upgrade, one side has closed its direction.
 _HALF_CLOSED_S: Final = 60.0
+_NO_LINGER: Final = struct.pack("ii", 1, 0)  # the kernel then resets the connection
 _HOST: Final = re.compile(rb"[A-Za-z0-9.-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 
 # States of a client that may still send something of its request.
@@ -74,17 +76,20 @@ class ProxyConnection(asyncio.StreamReaderProtocol):
             self._task.cancel()
 
     def abort(self) -> None:
-        """End the connection, even if the client reads nothing."""
+        """End the connection, even if the client reads nothing. Half an answer ends visibly."""
+        # The number of a closed socket may be that of another one by now.
+        if not self.is_idle and not self._client.is_closing():
+            _reset_at_close(self._client)
         self._client.abort()
 
     async def _serve(self) -> None:
         try:
             await self._serve_requests()
         except (OSError, asyncio.CancelledError):
-            self._client.abort()
+            self.abort()
         except Exception:
             log.exception("a connection of the port proxy has failed")
-            self._client.abort()
+            self.abort()
         finally:
             self._client.close()
 
@@ -146,7 +151,7 @@ class ProxyConnection(asyncio.StreamReaderProtocol):
     async def _exchanged(self, server: h11.Connection, user: PortUser, sent: Forwarded) -> bytes | None:
         for is_retry in (False, True):
             connection = await self._shared.programs.connection(
-                user, may_be_idle=sent.upgrade is None and not is_retry
+                user, idle_at_most_s=0 if is_retry else sent.idle_at_most_s
             )
             connection.used_by(self.abort)
             exchange = ProgramExchange(server, self._reader, connection, sent, user.cookie)
@@ -234,6 +239,9 @@ class ProxyConnection(asyncio.StreamReaderProtocol):
                 await asyncio.wait({sending}, timeout=_HALF_CLOSED_S)
             elif sending.done() and not sending.exception():
                 await receiving
+            if receiving.done() and receiving.exception() is not None:
+                # The client must not take the part for the whole.
+                raise ConnectionResetError
         finally:
             for task in (sending, receiving):
                 task.cancel()
@@ -253,6 +261,13 @@ class ProxyConnection(asyncio.StreamReaderProtocol):
             data = await connection.receive()
         with suppress(OSError, RuntimeError):  # RuntimeError: it is closed
             self._writer.write_eof()
+
+
+def _reset_at_close(transport: asyncio.Transport) -> None:
+    """For HTTP/1.0, and after an upgrade, the usual end of a connection would be that of the answer."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
 
 
 def _wait_for_readers(transport: asyncio.Transport) -> None:

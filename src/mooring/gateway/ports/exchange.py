@@ -11,7 +11,7 @@ from mooring.core.errors import BadGateway, MalformedRequest, RequestTimeout
 from mooring.gateway.ports import cookies, heads
 from mooring.gateway.ports.callers import PortUser
 from mooring.gateway.ports.heads import MAX_HEAD_BYTES, READ_BYTES, Fields
-from mooring.gateway.ports.programs import ProgramConnection, ProgramGone
+from mooring.gateway.ports.programs import FRESH_S, IDLE_S, ProgramConnection, ProgramGone
 
 # How long the head of an answer may take from its first byte. Before that, a program may think for hours.
 ANSWER_HEAD_S: Final = 20.0
@@ -46,6 +46,17 @@ class Forwarded:
     def may_be_repeated(self) -> bool:
         """Whether the request can be sent again if an idle connection turns out to have ended."""
         return self.request.method in _IDEMPOTENT and not self.has_body
+
+    @property
+    def idle_at_most_s(self) -> float:
+        """How long a connection to the program may have been idle before it takes this request.
+
+        The program may close an idle connection just when the request is sent. Then nobody knows whether it
+        has acted on it, so a request that may not be repeated is lost.
+        """
+        if self.upgrade is not None:
+            return 0
+        return IDLE_S if self.may_be_repeated else FRESH_S
 
 
 def forwarded(

@@ -15,6 +15,8 @@ from mooring.streams.node_streams import NodeStream, StreamOpener
 STREAMS_PER_PROJECT_AND_NODE: Final = 256
 # Common servers end an idle connection after five seconds.
 IDLE_S: Final = 4.0
+# For requests that cannot be repeated: gunicorn, which is the quickest of them, waits two seconds.
+FRESH_S: Final = 1.0
 _IDLE_PER_USER: Final = 64
 _SWEEP_EVERY_S: Final = 1.0
 
@@ -94,15 +96,20 @@ class Programs:
         self._idle: dict[Key, list[ProgramConnection]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def connection(self, user: PortUser, *, may_be_idle: bool) -> ProgramConnection:
-        """An idle connection of this user if it may be one, else a new one.
+    async def connection(self, user: PortUser, *, idle_at_most_s: float) -> ProgramConnection:
+        """A connection that this user has used, else a new one.
+
+        Args:
+            idle_at_most_s: how long a used one may have been idle; 0: only a new one.
 
         Raises:
             NotFound, Forbidden, NotRunning, NodeUnreachable, NodeTimeout, TooManyStreamsOnNode: as
                 `StreamOpener.open`.
         """
         key = user.port.instance_id, user.port.port, user.key
-        while may_be_idle and (waiting := self._idle.get(key)):
+        before = asyncio.get_running_loop().time() - idle_at_most_s
+        # The last one was idle for the shortest time.
+        while (waiting := self._idle.get(key)) and waiting[-1].idle_since > before:
             connection = waiting.pop()
             if not waiting:
                 del self._idle[key]

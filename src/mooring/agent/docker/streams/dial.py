@@ -28,23 +28,32 @@ _LOOPBACKS: Final = ("127.0.0.1", "::1")
 
 
 class PortStream:
-    """A ContainerStream of a connection. Each direction ends by itself; the stream ends with both."""
+    """A ContainerStream of a connection. Each direction ends by itself; the stream ends with both.
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+    Directly on the socket: a transport of asyncio drops what it has received when a write fails or the
+    program resets the connection, as servers do that answer before they have read the whole request.
+
+    Args:
+        connection: connected, and non-blocking.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
         self._input_ended = asyncio.Event()
         self._output_ended = False
+        self._was_reset = False
 
     async def read(self) -> tuple[Channel, bytes] | None:
         if self._output_ended:
             await self._input_ended.wait()
             return None
         try:
-            data = await self._reader.read(MAX_DATA_BYTES)
+            data = await self._loop.sock_recv(self._connection, MAX_DATA_BYTES)
         except OSError:
-            # The program has reset the connection: neither direction goes on.
-            self._input_ended.set()
-            data = b""
+            self._was_reset = True
+            return None
         if data:
             return Channel.STDOUT, data
         self._output_ended = True
@@ -52,14 +61,13 @@ class PortStream:
 
     async def write(self, data: bytes) -> None:
         try:
-            self._writer.write(data)
-            await self._writer.drain()
-        except (OSError, RuntimeError):  # RuntimeError: after `end_input`
+            await self._loop.sock_sendall(self._connection, data)
+        except OSError:
             self._input_ended.set()
 
     async def end_input(self) -> None:
-        with suppress(OSError, RuntimeError):  # the connection is lost already
-            self._writer.write_eof()
+        with suppress(OSError):  # the connection is lost already
+            self._connection.shutdown(socket.SHUT_WR)
         self._input_ended.set()
 
     async def resize(self, window: WindowSize) -> None:
@@ -68,10 +76,17 @@ class PortStream:
     async def signal(self, name: str) -> None: ...
 
     async def status(self) -> StreamStatus:
+        if self._was_reset:
+            # The user must not take what has arrived for all that the program wanted to send.
+            return StreamStatus.of_error("connection_reset", "the program has reset the connection")
         return StreamStatus()
 
     async def close(self) -> None:
-        self._writer.transport.abort()
+        if self._connection.fileno() >= 0:
+            # A read or write may still wait; the number of the socket is reused at once.
+            self._loop.remove_reader(self._connection)
+            self._loop.remove_writer(self._connection)
+        self._connection.close()
 
 
 async def open_port(engine: EngineApi, container_id: str, request: DialRequest) -> PortStream:
@@ -122,7 +137,7 @@ async def _connected(address: str, port: int, pid: int, container_id: str) -> Po
     try:
         made.settimeout(0)
         await asyncio.get_running_loop().sock_connect(made, (address, port))
-        return PortStream(*await asyncio.open_connection(sock=made))
+        return PortStream(made)
     except BaseException:
         made.close()
         raise
