@@ -3,9 +3,10 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import delete, event, select, text
 from sqlalchemy.orm import Session
 
 from mooring.api.streaming.waiting import POLL_INTERVAL_S
@@ -14,6 +15,7 @@ from mooring.control.events import EventKind, Page
 from mooring.db import migrate
 from mooring.db.session import Database, Ending, at_end
 from mooring.db.signals import Signals
+from mooring.db.tables import Event
 from tests.concurrency import run_concurrently
 from tests.service import Client, RunningService
 
@@ -143,3 +145,19 @@ def test_a_held_back_event_needs_no_notification(service: RunningService, client
     thread.join(POLL_INTERVAL_S - 2)
     assert found == ["held back"]
     thread.join(60)
+
+
+def test_the_last_event_before_a_time_is_found(database: Database) -> None:
+    first = datetime(2026, 1, 1, tzinfo=UTC)
+    with database.write() as session:
+        for minute in range(20):
+            row = {"id": f"evt_{minute}", "type": "t", "at": first + timedelta(minutes=minute), "data": {}}
+            session.add(Event(**row))
+            session.flush()
+        session.execute(delete(Event).where(Event.id.in_(["evt_7", "evt_8", "evt_19"])))
+    with database.read() as session:
+        seqs = {row.seq: row.at for row in session.execute(select(Event.seq, Event.at))}
+        for minute in range(-1, 21):
+            at = first + timedelta(minutes=minute, seconds=30)
+            expected = max((seq for seq, found in seqs.items() if found < at), default=0)
+            assert events.seq_before(session, at) == expected, minute

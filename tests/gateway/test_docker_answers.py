@@ -2,8 +2,9 @@
 
 import pytest
 
-from mooring.core.errors import Conflict
+from mooring.core.errors import BadRequest, Conflict
 from mooring.gateway.docker.archives import stat_document
+from mooring.gateway.docker.filters import nanoseconds_of
 
 
 def test_the_description_of_a_file_is_dockers() -> None:
@@ -22,3 +23,26 @@ def test_the_description_of_a_file_is_dockers() -> None:
 def test_what_stat_cannot_have_printed_is_refused(text: str) -> None:
     with pytest.raises(Conflict, match="stat does not work"):
         stat_document("/file", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, None),
+        ("0", None),
+        ("1700000000", 1_700_000_000 * 10**9),
+        ("1700000000.123456789", 1_700_000_000_123_456_789),
+        ("2023-11-14T22:13:20.000000001Z", 1_700_000_000_000_000_001),
+        ("2023-11-14T23:13:20.5+01:00", 1_700_000_000_500_000_000),
+        ("2023-11-14T22:13:20", 1_700_000_000 * 10**9),
+        ("2023-11-14", 1_699_920_000 * 10**9),
+    ],
+)
+def test_times_are_exact(text: str | None, expected: int | None) -> None:
+    assert nanoseconds_of(text) == expected
+
+
+@pytest.mark.parametrize("text", ["yesterday", "1e9", "-5", "9" * 40, "2023-13-01", "1700000000.5Z", "Z"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(BadRequest, match="invalid time"):
+        nanoseconds_of(text)

@@ -99,6 +99,7 @@ main() {
 }
 
 main "$@"
+"$(dirname "$0")/compose.sh"
 "$(dirname "$0")/../contract/install.sh"
 "$(dirname "$0")/../sso/install.sh"
 "$(dirname "$0")/../jupyter/install.sh"

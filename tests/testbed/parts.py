@@ -13,6 +13,15 @@ import pytest
 SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 POSTGRES_FOLDERS = "/usr/lib/postgresql"
 
+# Where tests/testbed/compose.sh puts Docker's compose plugin, and where packages do.
+COMPOSE_PLUGINS = (
+    Path(__file__).parents[2] / ".testbed" / "compose" / "docker-compose",
+    *(
+        Path(folder) / "docker" / "cli-plugins" / "docker-compose"
+        for folder in ("/usr/libexec", "/usr/lib", "/usr/local/lib")
+    ),
+)
+
 
 @dataclass(frozen=True)
 class Part:
@@ -62,6 +71,12 @@ def program(name: str) -> str:
     if found is None:
         raise FileNotFoundError(f"{name}: not installed; run tests/testbed/install.sh")
     return found
+
+
+def compose_plugin() -> Path:
+    """Return the path of Docker's compose plugin; without it, `skip` the test."""
+    found = next((path for path in COMPOSE_PLUGINS if path.exists()), None)
+    return found or skip("docker compose: not installed; run tests/testbed/install.sh")
 
 
 @cache

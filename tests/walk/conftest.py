@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.service import Client
+from tests.service import ADMIN_KEY, Client
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.postgres import PostgresCluster
 from tests.testbed.waiting import wait_until
 from tests.testbed.workspace import Workspace
 from tests.walk.checker import Found, Invariants, all_instances, containers_on
+from tests.walk.docker_client import DockerClient
 from tests.walk.product import AgentProcess, GatewayProcess, ServerProcess, running_gateway
 from tests.walk.ssh_client import SshClient
 from tests.walk.up import Up
@@ -196,3 +197,19 @@ def ssh(admin: Client, gateway: GatewayProcess, tmp_path: Path) -> Iterator[SshC
     key_id = client.register()
     yield client
     admin.delete(f"/v1/ssh-keys/{key_id}")
+
+
+@pytest.fixture(scope="module")
+def docker_gateway(
+    shared_cluster: Cluster, workspace: Workspace, root_address: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    environment, folder = shared_cluster.server.environment, tmp_path_factory.mktemp("gateway")
+    environment = environment | {"MOORING_GATEWAY_DRAIN_S": "0.5"}
+    with running_gateway(environment, workspace, folder, root_address, docker=True) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def docker(admin: Client, docker_gateway: GatewayProcess, tmp_path: Path) -> DockerClient:
+    url = f"tcp://{docker_gateway.host}:{docker_gateway.docker_port}"
+    return DockerClient(url, ADMIN_KEY, tmp_path / "docker")

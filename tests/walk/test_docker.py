@@ -3,36 +3,17 @@
 import json
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.service import ADMIN_KEY, Client
+from tests.service import Client
 from tests.testbed.images import BUSYBOX
 from tests.testbed.waiting import wait_until
-from tests.testbed.workspace import Workspace
-from tests.walk.conftest import Cluster
 from tests.walk.docker_client import SMALL, WITHIN_S, DockerClient
-from tests.walk.product import GatewayProcess, running_gateway
+from tests.walk.product import GatewayProcess
 
 MIB = 1024 * 1024
-
-
-@pytest.fixture(scope="module")
-def docker_gateway(
-    shared_cluster: Cluster, workspace: Workspace, root_address: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayProcess]:
-    environment, folder = shared_cluster.server.environment, tmp_path_factory.mktemp("gateway")
-    environment = environment | {"MOORING_GATEWAY_DRAIN_S": "0.5"}
-    with running_gateway(environment, workspace, folder, root_address, docker=True) as gateway:
-        yield gateway
-
-
-@pytest.fixture
-def docker(admin: Client, docker_gateway: GatewayProcess, tmp_path: Path) -> DockerClient:
-    url = f"tcp://{docker_gateway.host}:{docker_gateway.docker_port}"
-    return DockerClient(url, ADMIN_KEY, tmp_path / "docker")
 
 
 def test_info_and_version_identify_mooring(docker: DockerClient) -> None:

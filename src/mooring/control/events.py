@@ -188,6 +188,26 @@ def newest_seq(session: Session) -> int:
     return session.scalar(select(func.max(Event.seq))) or 0
 
 
+def seq_before(session: Session, at: datetime) -> int:
+    """The `seq` to read after for the events from a time on; those before it may be among them.
+
+    A search in halves by the key, because the times have no index. Their order is about that of `seq`.
+    """
+    low, high = session.scalar(select(ControlPlane.events_purged_to)) or 0, newest_seq(session)
+    before = low
+    while low < high:
+        middle = (low + high + 1) // 2
+        query = select(Event.seq, Event.at).where(Event.seq <= middle, Event.seq > low)
+        row = session.execute(query.order_by(Event.seq.desc()).limit(1)).first()
+        if row is None:
+            low = middle
+        elif row.at < at:
+            before, low = row.seq, middle
+        else:
+            high = row.seq - 1
+    return before
+
+
 def expired(
     session: Session, before: datetime, after: int, most: int
 ) -> tuple[list[tuple[int, datetime]], int | None]:

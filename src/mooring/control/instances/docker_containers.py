@@ -11,7 +11,7 @@ from datetime import timedelta
 from secrets import token_hex
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, delete, func, or_, select, true
+from sqlalchemy import ColumnElement, delete, exists, func, or_, select, true
 from sqlalchemy.orm import Session
 
 from mooring.control import bootstrap, locks
@@ -96,9 +96,9 @@ def create(
         TooManyRows: the project has too many that are not started.
     """
     project = projects.for_new(session, access, project_id, bootstrap.default_project_id(session))
-    locks.project_key(session, project.id)
+    locks.projects(session, [project.id])  # two with the same name, or one too many, at the same time
     _remove_ended(session, DockerContainer.project_id == project.id)
-    _require_free(session, project.id, name)
+    require_free(session, project.id, name)
     _require_room(session, project.id)
     row = DockerContainer(
         id=hashlib.sha256(token_hex(32).encode()).hexdigest(),
@@ -125,12 +125,16 @@ def _require_room(session: Session, project_id: str) -> None:
         )
 
 
-def _require_free(session: Session, project_id: str, name: str) -> None:
+def require_free(session: Session, project_id: str, name: str) -> None:
+    """Raises NameTaken: another container of the project has this name."""
     of_row = select(DockerContainer.id).where(
         DockerContainer.project_id == project_id, DockerContainer.name == name
     )
     of_instance = select(Instance.id).where(
-        Instance.project_id == project_id, Instance.name == name, Instance.deleted_at.is_(None)
+        Instance.project_id == project_id,
+        Instance.name == name,
+        Instance.deleted_at.is_(None),
+        _HAS_NO_ROW,
     )
     if (taken := session.scalar(of_row) or session.scalar(of_instance)) is not None:
         raise NameTaken(
@@ -139,28 +143,51 @@ def _require_free(session: Session, project_id: str, name: str) -> None:
         )
 
 
-def started(session: Session, container_id: str, instance_id: str) -> None:
-    """Record the instance of a container."""
+def started(session: Session, container_id: str, instance_id: str) -> bool:
+    """Record the instance of a container. Returns False if the container was removed meanwhile."""
+    row = session.get(DockerContainer, container_id, with_for_update=True)
+    if row is None:
+        return False
+    row.instance_id = instance_id
+    notify(session, topic(container_id))
+    return True
+
+
+def rename(session: Session, container_id: str, name: str, instance_name: str | None) -> None:
+    """Rename a container that a Docker client created.
+
+    Args:
+        instance_name: the name that its instance gets at the start; None: it keeps the present one.
+
+    Raises:
+        NameTaken.
+        NotFound: it was removed.
+    """
     row = session.get(DockerContainer, container_id)
     if row is not None:
-        row.instance_id = instance_id
-        notify(session, topic(container_id))
-
-
-def rename(session: Session, container_id: str, name: str) -> None:
-    """Raises NameTaken; NotFound: no Docker client created the container."""
-    row = session.get(DockerContainer, container_id)
+        locks.projects(session, [row.project_id])
+        row = session.get(DockerContainer, container_id, with_for_update=True, populate_existing=True)
     if row is None:
-        raise NotFound("only containers of Docker clients can be renamed here: use PATCH /v1/instances/{id}")
-    locks.project_key(session, row.project_id)
-    _require_free(session, row.project_id, name)
+        raise NotFound(f"No such container: {container_id}")
+    require_free(session, row.project_id, name)
     row.name = name
+    if instance_name is not None:
+        row.request = {**row.request, "name": instance_name}
 
 
-def remove(session: Session, container_id: str) -> None:
-    """Forget a container. Its instance, if any, is another matter."""
-    session.execute(delete(DockerContainer).where(DockerContainer.id == container_id))
+def remove(session: Session, container_id: str, instance_id: str | None) -> bool:
+    """Forget a container. Its instance, if any, is another matter.
+
+    Args:
+        instance_id: of the container, as the caller knows it.
+
+    Returns:
+        False if it was started meanwhile.
+    """
     notify(session, topic(container_id))
+    wanted = DockerContainer.id == container_id
+    session.execute(delete(DockerContainer).where(wanted, DockerContainer.instance_id == instance_id))
+    return session.scalar(select(DockerContainer.id).where(wanted)) is None
 
 
 def find(session: Session, access: Access, reference: str) -> FoundContainer:
@@ -194,7 +221,7 @@ def _by_row(session: Session, access: Access, reference: str) -> list[FoundConta
 
 
 def _by_instance(session: Session, access: Access, reference: str) -> list[FoundContainer]:
-    query = select(Instance).where(Instance.deleted_at.is_(None), _visible(access, Instance))
+    query = select(Instance).where(Instance.deleted_at.is_(None), _visible(access, Instance), _HAS_NO_ROW)
     if reference.startswith(f"{ids.INSTANCE}_"):
         rows = session.scalars(query.where(Instance.id == reference)).all()
     else:
@@ -250,6 +277,10 @@ def _visible(access: Access, kind: type[DockerContainer | Instance]) -> ColumnEl
     return true() if access.projects is None else kind.project_id.in_(access.projects)
 
 
+# The others are known by the id and the name of their row only.
+_HAS_NO_ROW: Final = ~exists().where(DockerContainer.instance_id == Instance.id)
+
+
 def _is_prefix(reference: str) -> bool:
     return len(reference) >= _SHORTEST_PREFIX and set(reference) <= _HEX
 
@@ -265,12 +296,11 @@ def auto_remove(session: Session, container_id: str) -> None:
     try:
         instance, node = locks.instance(session, SYSTEM, row.instance_id)
     except MooringError:
-        session.delete(row)
+        remove(session, container_id, row.instance_id)
         return
     if instance.state in ENDED:
         instances.end(session, instance, node, DesiredState.DELETED, 0, AUTO_REMOVED)
-        session.delete(row)
-        notify(session, topic(container_id))
+        remove(session, container_id, row.instance_id)
 
 
 def due(session: Session) -> Sequence[str]:

@@ -1,5 +1,6 @@
 """Calls of the API with the key of the Docker client, so that its rules and its audit log apply unchanged."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -55,6 +56,16 @@ class ApiClient:
                 yield answer.aiter_lines()
         except httpx.HTTPError as error:
             raise _unreachable(error) from error
+
+
+async def parsed(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
+    """The data of events. Raises MooringError: the stream has ended early."""
+    async for text in lines:
+        if text.startswith("data: "):
+            event: dict[str, Any] = json.loads(text[6:])
+            if "error" in event:
+                raise error_of(str(event["error"]["code"]), str(event["error"]["message"]))
+            yield event
 
 
 def _headers(key: str, address: str | None) -> dict[str, str]:

@@ -11,6 +11,7 @@ from mooring.control.instances.docker_containers import FoundContainer
 from mooring.core.access import Permission
 from mooring.core.errors import BadRequest, Conflict, NotFound
 from mooring.core.stream_messages import MAX_DATA_BYTES, STDIN_CLOSED, Channel
+from mooring.gateway.docker import views
 from mooring.gateway.docker.execs import open_script, run_in, script_failed
 from mooring.gateway.docker.http import ClientGone
 from mooring.gateway.docker.shared import DockerCall
@@ -87,7 +88,10 @@ async def _found(call: DockerCall, match: re.Match[str]) -> tuple[FoundContainer
     given = call.request.params.get("path")
     if not given:
         raise BadRequest("bad parameter: path cannot be empty")
-    return await call.find(match["id"], Permission.EXEC), normpath("/" + given).replace("//", "/")
+    found = await call.find(match["id"], Permission.EXEC)
+    if not views.is_up(found.instance):
+        raise Conflict(f"mooring: container {found.id} is not running: files are copied while it runs")
+    return found, normpath("/" + given).replace("//", "/")
 
 
 async def _stat_header(call: DockerCall, found: FoundContainer, path: str) -> tuple[str, str]:

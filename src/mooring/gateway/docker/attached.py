@@ -7,7 +7,7 @@ from typing import Final
 
 from mooring.control.instances.docker_containers import FoundContainer
 from mooring.core.access import Permission
-from mooring.core.errors import BadRequest, Conflict, MooringError, NotRunning
+from mooring.core.errors import BadRequest, Conflict, MooringError, NotFound, NotRunning
 from mooring.core.stream_messages import Channel
 from mooring.gateway.docker import http, lifecycle, views
 from mooring.gateway.docker.changes import changes
@@ -52,6 +52,8 @@ async def attach(call: DockerCall, match: re.Match[str]) -> None:
         clients.waiting -= 1
         is_waiting = False
         await _copied(call, client, clients, stream, early.data)
+    except NotFound:
+        pass  # it was removed meanwhile: the answer to the start, or to the wait, says why it has ended
     except MooringError as error:
         with suppress(ClientGone):
             await client.say(error.message)
@@ -66,6 +68,8 @@ async def _copied(
 ) -> None:
     clients.streams.append(stream)
     try:
+        if clients.window is not None:  # it may have come while the stream was opened
+            await stream.send(Channel.RESIZE, clients.window.model_dump_json().encode())
         status = await client.copy(stream, first)
         if status is not None and status.reason is not None:
             with suppress(ClientGone):

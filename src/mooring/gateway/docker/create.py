@@ -45,6 +45,11 @@ _HOST: Final = frozenset(
         "StorageOpt", "Init",
     }
 )  # fmt: skip
+DEFAULT_NETWORKS: Final = frozenset({"default", "bridge"})
+ONE_NETWORK: Final = (
+    "each project has one network on each node, and others cannot be made: leave --network out, or write "
+    "`network_mode: bridge` for each service of a compose file"
+)
 _VOLUME: Final = (
     "named volumes are not available yet: copy data with docker cp, or mount an object store in the program"
 )
@@ -200,14 +205,16 @@ def _require_no_volumes(host: Document) -> None:
 
 def _require_network(host: Document, networking: Document) -> None:
     mode = str(host.get("NetworkMode") or "default")
-    if mode in {"host", "none"} or mode.startswith("container:"):
-        raise refused(f"--network {mode}", "each project has its own network on each node")
-    for network, options in _object(networking, "EndpointsConfig").items():
+    endpoints = _object(networking, "EndpointsConfig")
+    for network in [mode, *endpoints]:
+        if network not in DEFAULT_NETWORKS:
+            raise refused(f"--network {network}", ONE_NETWORK)
+    for network, options in endpoints.items():
         wanted = {key for key, value in (options or {}).items() if not _is_empty(value)}
-        if wanted - {"Aliases", "DNSNames"}:
-            raise refused(
-                f"options of the network {network}", "each project has its own network on each node"
-            )
+        if wanted == {"Aliases"}:
+            raise refused("--network-alias", "instances have one name: use --name")
+        if wanted:
+            raise refused(f"{', '.join(sorted(wanted))} of the network {network}", ONE_NETWORK)
 
 
 def _command(body: Document) -> Document:
@@ -314,7 +321,7 @@ def _gpus(requests: Any) -> Document:
             )
         count = each.get("Count", 0)
         if not isinstance(count, int) or count < 0:
-            raise refused("--gpus all", "say how many GPUs the program needs, such as --gpus 2")
+            raise refused("--gpus all", "say how many GPUs the program needs, such as --gpus 2 or `count: 2`")
         if options := {key: value for key, value in (each.get("Options") or {}).items() if value}:
             raise refused(f"--gpus {', '.join(options)}", "only a number of GPUs can be requested")
         found = {"count": found.get("count", 0) + count}

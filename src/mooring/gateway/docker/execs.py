@@ -89,6 +89,9 @@ async def start(call: DockerCall, match: re.Match[str]) -> None:
     stream = await call.open_stream(made.instance_id, requested, "instance.exec")
     made.stream = stream
     try:
+        if tty and made.window is not None and made.window != requested.window:
+            # It came while the stream was opened.
+            await stream.send(Channel.RESIZE, made.window.model_dump_json().encode())
         await _run(call, made, stream)
     finally:
         made.stream = None

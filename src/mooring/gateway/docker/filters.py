@@ -12,6 +12,7 @@ from mooring.gateway.docker import views
 Filters = dict[str, list[str]]
 
 CONTAINER_FILTERS = frozenset({"id", "name", "status", "label", "ancestor", "exited"})
+_STATUSES = frozenset({"created", "restarting", "running", "removing", "paused", "exited", "dead"})
 
 
 def parsed(text: str | None, known: Collection[str]) -> Filters:
@@ -25,6 +26,8 @@ def parsed(text: str | None, known: Collection[str]) -> Filters:
         raise BadRequest("invalid filter: the filters are not valid JSON") from None
     if unknown := sorted(found.keys() - set(known)):
         raise BadRequest(f"invalid filter '{unknown[0][:64]}': supported are {', '.join(sorted(known))}")
+    if unknown := sorted(set(found.get("status", ())) - _STATUSES):
+        raise BadRequest(f"invalid filter 'status={unknown[0][:64]}'")
     return found
 
 
@@ -68,18 +71,28 @@ def has_labels(labels: Mapping[str, str], wanted: Collection[str]) -> bool:
     return True
 
 
-def time_of(text: str | None) -> float | None:
-    """A Unix time with a fraction, or RFC 3339. None: none is given.
+def nanoseconds_of(text: str | None) -> int | None:
+    """A time as nanoseconds since 1970, from a Unix time with a fraction, or RFC 3339. None: none is given.
 
     Raises:
         BadRequest: it is neither.
     """
     if not text or text == "0":
         return None
+    match = re.fullmatch(r"(.+?)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", text, re.IGNORECASE)
     try:
-        if re.fullmatch(r"\d{1,11}(\.\d{1,9})?", text):
-            return float(text)
-        at = datetime.fromisoformat(text)
-        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+        whole, fraction, zone = match.groups() if match is not None else (text, None, None)
+        if re.fullmatch(r"\d{1,11}", whole) and zone is None:
+            seconds = int(whole)
+        else:
+            at = datetime.fromisoformat(whole + (zone or ""))
+            seconds = int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
     except (ValueError, OverflowError):
         raise BadRequest(f"invalid time: {text[:64]}") from None
+    return seconds * 10**9 + int((fraction or "").ljust(9, "0"))
+
+
+def time_of(text: str | None) -> float | None:
+    """As `nanoseconds_of`, in seconds."""
+    found = nanoseconds_of(text)
+    return None if found is None else found / 1e9

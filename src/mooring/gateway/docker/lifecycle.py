@@ -14,9 +14,10 @@ from mooring.core.access import Permission
 from mooring.core.errors import BadRequest, Conflict, MooringError, NotFound
 from mooring.core.instance.state import DesiredState, State
 from mooring.core.stream_messages import Channel
+from mooring.db.tables import DockerContainer
 from mooring.gateway.docker import views
 from mooring.gateway.docker.changes import changes
-from mooring.gateway.docker.create import converted
+from mooring.gateway.docker.create import converted, instance_name
 from mooring.gateway.docker.shared import DockerCall, send_to_all, until_gone
 from mooring.schemas.agent_streams import AttachRequest, Signal, StreamStatus, WindowSize
 
@@ -69,19 +70,29 @@ async def _begin(call: DockerCall, found: FoundContainer) -> None:
     if found.instance is not None:
         await call.api("POST", f"/v1/instances/{found.instance.id}/start")
         return
-    assert found.row is not None
+    row = _row_of(found)
     clients = call.shared.attached.get(found.id)
     # The node keeps the first output only for a client that waits for it.
-    body = {**found.row.request, "attach": clients is not None and clients.waiting > 0}
+    body = {**row.request, "attach": clients is not None and clients.waiting > 0}
     made = await call.api("POST", "/v1/instances", json=body, idempotency_key=f"docker-{found.id}")
-    started = partial(docker_containers.started, container_id=found.id, instance_id=str(made["id"]))
-    await call.shared.write(started)
+    instance_id = str(made["id"])
+    started = partial(docker_containers.started, container_id=found.id, instance_id=instance_id)
+    if not await call.shared.write(started):
+        with suppress(NotFound):  # another start has done the same
+            await call.api("DELETE", f"/v1/instances/{instance_id}")
+        raise NotFound(f"No such container: {found.id}")
+
+
+def _row_of(found: FoundContainer) -> DockerContainer:
+    """The row of a container that has no instance."""
+    assert found.row is not None
+    return found.row
 
 
 async def _until_started(call: DockerCall, container_id: str) -> None:
     """Raises MooringError: it failed to start."""
     async for found in changes(call, container_id, STARTED_WITHIN_S):
-        if found is None or views.is_up(found.instance):
+        if found is None or views.is_up(found.instance) or views.is_restarting(found.instance):
             return
         if (instance := found.instance) is not None and views.has_ended(instance):
             if instance.state is State.FAILED and instance.exit_code is None:
@@ -108,7 +119,7 @@ async def _auto_remove(call: DockerCall, found: FoundContainer) -> None:
     def act(session: Any) -> None:
         current = session.get(type(found.row), found.id)
         if current is not None and current.instance_id is None:
-            docker_containers.remove(session, found.id)
+            docker_containers.remove(session, found.id, None)
         else:
             docker_containers.auto_remove(session, found.id)
 
@@ -262,9 +273,9 @@ async def remove(call: DockerCall, match: re.Match[str]) -> None:
     await call.connection.body()
     found = await call.find(match["id"], Permission.WRITE)
     instance = found.instance
-    if views.is_up(instance) and not call.request.flag("force"):
+    if (views.is_up(instance) or views.is_restarting(instance)) and not call.request.flag("force"):
         raise Conflict(
-            f'cannot remove container "/{found.name}": container is running: '
+            f'cannot remove container "/{found.name}": container is {views.status_of(found)}: '
             "stop the container before removing or force remove"
         )
     if instance is not None:
@@ -273,7 +284,12 @@ async def remove(call: DockerCall, match: re.Match[str]) -> None:
                 await call.api("POST", f"/v1/instances/{instance.id}/stop", json={"timeout_s": 0})
         await call.api("DELETE", f"/v1/instances/{instance.id}")
         await _until_deleted(call, found)
-    await call.shared.write(partial(docker_containers.remove, container_id=found.id))
+    known = found.row.instance_id if found.row is not None else None
+    gone = await call.shared.write(
+        partial(docker_containers.remove, container_id=found.id, instance_id=known)
+    )
+    if not gone:
+        raise Conflict(f'cannot remove container "/{found.name}": it was started meanwhile; try again')
     await call.connection.answer(204)
 
 
@@ -288,9 +304,24 @@ async def rename(call: DockerCall, match: re.Match[str]) -> None:
     """`POST /containers/{id}/rename`"""
     await call.connection.body()
     found = await call.find(match["id"], Permission.WRITE)
-    name = call.request.params.get("name", "")
-    if not _NAME.fullmatch(name):
+    given = call.request.params.get("name", "")
+    if not _NAME.fullmatch(given):
         raise BadRequest("Invalid container name: only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
-    rename_row = partial(docker_containers.rename, container_id=found.id, name=name.removeprefix("/"))
-    await call.shared.write(rename_row)
+    name = given.removeprefix("/")
+    if name == found.name:
+        raise BadRequest("Renaming a container with the same name as its current name")
+    if found.row is None and name != instance_name(name):
+        raise BadRequest(f"mooring: {name} is not valid: the name of this container is a DNS label")
+    # So `/v1`, SSH clients and the host name of a later start use the new name too.
+    current = found.instance.name if found.instance is not None else str(_row_of(found).request["name"])
+    renamed = instance_name(name) if current == instance_name(found.name) else None
+    if found.instance is not None and renamed not in {None, current}:
+        free = partial(docker_containers.require_free, project_id=found.project_id, name=name)
+        await call.shared.read(free)
+        await call.api("PATCH", f"/v1/instances/{found.instance.id}", json={"name": renamed})
+    if found.row is not None:
+        rename_row = partial(
+            docker_containers.rename, container_id=found.id, name=name, instance_name=renamed
+        )
+        await call.shared.write(rename_row)
     await call.connection.answer(204)

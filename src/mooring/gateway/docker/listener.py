@@ -9,7 +9,16 @@ from typing import Final
 from mooring.auth.rate_limits import ActionClass, network_of
 from mooring.core.errors import BadRequest, MooringError, NotFound
 from mooring.db import failures
-from mooring.gateway.docker import archives, attached, execs, http, lifecycle, outputs, system
+from mooring.gateway.docker import (
+    archives,
+    attached,
+    container_events,
+    execs,
+    http,
+    lifecycle,
+    outputs,
+    system,
+)
 from mooring.gateway.docker.http import ClientGone, DockerConnection, DockerRequest
 from mooring.gateway.docker.shared import DockerCall, DockerShared, bearer
 
@@ -25,7 +34,7 @@ _ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("GET|HEAD", r"/_ping", system.ping),
     ("GET", r"/version", system.version),
     ("GET", r"/info", system.info),
-    ("GET", r"/events", outputs.events),
+    ("GET", r"/events", container_events.events),
     ("GET", r"/containers/json", system.listed),
     ("POST", r"/containers/create", lifecycle.create),
     ("GET", _CONTAINER + r"/json", system.inspected),
@@ -53,10 +62,11 @@ _ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("GET", r"/images/(?P<name>.{1,300})/json", system.image),
     ("GET", r"/volumes", system.no_volumes),
     ("GET", r"/networks", system.networks),
-    ("GET", r"/networks/(?:default|bridge)", system.network),
+    ("GET", r"/networks/(?P<name>[^/]+)", system.network),
+    ("DELETE", r"/(?P<kind>network|volume)s/(?!(?:default|bridge)$)(?P<name>[^/]+)", system.no_such),
     (
         "GET",
-        r"/(?P<kind>network|volume|plugin|service|task|node|secret|config)s/(?P<name>[^/]+)(?:/json)?",
+        r"/(?P<kind>volume|plugin|service|task|node|secret|config)s/(?P<name>[^/]+)(?:/json)?",
         system.no_such,
     ),
     (r"[A-Z]{1,16}", r"/.*", system.not_implemented),

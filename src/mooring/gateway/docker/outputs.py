@@ -1,23 +1,19 @@
-"""What a container writes and uses: logs, events, processes and resources."""
+"""What a container writes and uses: logs, processes and resources."""
 
 import asyncio
-import json
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Final
 
-from mooring.control import events as control_events
-from mooring.control.instances import docker_containers
 from mooring.control.instances.docker_containers import FoundContainer
 from mooring.core.access import Permission
-from mooring.core.errors import BadRequest, Conflict, MooringError, NotFound, NotRunning
+from mooring.core.errors import BadRequest, Conflict, MooringError, NotRunning
 from mooring.core.stream_messages import Channel
 from mooring.gateway.docker import filters, http, views
-from mooring.gateway.docker.api import error_of
+from mooring.gateway.docker.api import parsed
 from mooring.gateway.docker.changes import changes
 from mooring.gateway.docker.copying import frame
 from mooring.gateway.docker.execs import open_script, run_in, script_failed
@@ -27,11 +23,6 @@ from mooring.streams.node_streams import NodeStream
 
 _MOST_LINES: Final = 1_000_000
 _MAX_SAMPLE_BYTES: Final = 256 * 1024
-# Docker's actions by the state that an instance has reached.
-_ACTIONS: Final[Mapping[str, str]] = {
-    "pending": "create", "running": "start", "stopping": "kill", "stopped": "die", "succeeded": "die",
-    "failed": "die", "deleted": "destroy",
-}  # fmt: skip
 # The cgroup as the container sees it, of version 2 or 1: one line for each name, every second.
 _STATS: Final = """
 cd /sys/fs/cgroup 2>/dev/null
@@ -86,7 +77,8 @@ async def logs(call: DockerCall, match: re.Match[str]) -> None:
 async def _send_logs(call: DockerCall, found: FoundContainer, shown: set[str]) -> None:
     tty, follow = views.tty_of(found), call.request.flag("follow")
     content_type = http.RAW_STREAM if tty else http.MULTIPLEXED
-    path, until = _log_path(call, follow=follow), filters.time_of(call.request.params.get("until"))
+    path, params = _log_path(call, follow=follow), call.request.params
+    since, until = filters.nanoseconds_of(params.get("since")), filters.nanoseconds_of(params.get("until"))
     now: FoundContainer | None = found
     if not _has_run(now):
         await call.connection.begin(content_type)
@@ -99,9 +91,13 @@ async def _send_logs(call: DockerCall, found: FoundContainer, shown: set[str]) -
                 # Not before, because a client may remove the container as soon as it has the headers.
                 if not call.connection.has_answered:
                     await call.connection.begin(content_type)
-                async for line in _parsed(lines):
-                    if until is not None and datetime.fromisoformat(line["at"]).timestamp() > until:
+                async for line in parsed(lines):
+                    at = filters.nanoseconds_of(line["at"]) or 0
+                    if until is not None and at > until:
                         break
+                    # The API reads whole milliseconds.
+                    if since is not None and at < since:
+                        continue
                     if line["stream"] in shown or tty:
                         await _send_line(call, line, tty=tty)
         except NotRunning:
@@ -112,7 +108,7 @@ async def _send_logs(call: DockerCall, found: FoundContainer, shown: set[str]) -
 
 
 def _has_run(found: FoundContainer | None) -> bool:
-    return found is not None and (views.is_up(found.instance) or views.has_ended(found.instance))
+    return found is not None and views.status_of(found) != "created"
 
 
 async def _until_it_has_run(call: DockerCall, found: FoundContainer) -> FoundContainer | None:
@@ -138,98 +134,6 @@ def _log_path(call: DockerCall, *, follow: bool) -> str:
     if (since := filters.time_of(call.request.params.get("since"))) is not None:
         query += f"&since={datetime.fromtimestamp(since, UTC).isoformat().replace('+00:00', 'Z')}"
     return f"logs?{query}"
-
-
-async def _parsed(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
-    """The data of events. Raises MooringError: the stream has ended early."""
-    async for text in lines:
-        if text.startswith("data: "):
-            event: dict[str, Any] = json.loads(text[6:])
-            if "error" in event:
-                raise error_of(str(event["error"]["code"]), str(event["error"]["message"]))
-            yield event
-
-
-async def events(call: DockerCall, _match: re.Match[str]) -> None:
-    """`GET /events`: those of containers, from now on."""
-    wanted = filters.parsed(
-        call.request.params.get("filters"), {"container", "event", "type", "label", "image"}
-    )
-    if call.request.params.get("since"):
-        raise BadRequest("mooring: events --since is not supported: see GET /v1/events")
-    until = filters.time_of(call.request.params.get("until"))
-    call.access(Permission.READ)
-    last_seq = await call.shared.read(control_events.last_seq)
-    await call.connection.begin("application/json")
-    work = asyncio.ensure_future(_send_events(call, wanted, last_seq))
-    try:
-        async with asyncio.timeout(None if until is None else max(0.0, until - time.time())):
-            await until_gone(call, work)
-    except TimeoutError:
-        await call.connection.end()
-
-
-async def _send_events(call: DockerCall, wanted: filters.Filters, after: int) -> None:
-    async with call.shared.api.lines(call.secret, call.address, f"/v1/events?after={after}") as lines:
-        async for event in _parsed(lines):
-            for document in await _events(call, event):
-                if _is_wanted(document, wanted):
-                    await call.connection.write_document(document)
-    await call.connection.end()
-
-
-async def _events(call: DockerCall, event: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Docker's events. A program that ends at once was never seen running, and still has started."""
-    document = await _event(call, event)
-    if document is None:
-        return []
-    has_skipped = document["Action"] == "die" and event["data"].get("from") in {"scheduled", "starting"}
-    if has_skipped and document["Actor"]["Attributes"].get("exitCode") not in {None, "125", "126", "127"}:
-        return [{**document, "Action": "start", "status": "start"}, document]
-    return [document]
-
-
-async def _event(call: DockerCall, event: Mapping[str, Any]) -> dict[str, Any] | None:
-    data = event.get("data") or {}
-    action = _ACTIONS.get(str(data.get("to")))
-    instance_id = data.get("instance_id")
-    if action is None or not instance_id:
-        return None
-    access = call.access(Permission.READ)
-    try:
-        found = await call.shared.read(
-            partial(docker_containers.find, access=access, reference=str(instance_id))
-        )
-        attributes = {"name": found.name, "image": views.listed(found)["Image"], **views.labels_of(found)}
-        container_id = found.id
-        if action == "die" and found.instance is not None:
-            attributes["exitCode"] = str(views.exit_code(found.instance))
-    except NotFound:
-        attributes, container_id = {}, docker_containers.id_of(str(instance_id))
-    at = datetime.fromisoformat(str(event["at"]))
-    return {
-        "Type": "container",
-        "Action": action,
-        "Actor": {"ID": container_id, "Attributes": attributes},
-        "scope": "local",
-        "status": action,
-        "id": container_id,
-        "from": attributes.get("image", ""),
-        "time": int(at.timestamp()),
-        "timeNano": int(at.timestamp() * 1_000_000) * 1000,
-    }
-
-
-def _is_wanted(document: Mapping[str, Any], wanted: filters.Filters) -> bool:
-    attributes, container_id = document["Actor"]["Attributes"], document["id"]
-    named = wanted.get("container", [])
-    return (
-        (not named or any(container_id.startswith(each) or attributes.get("name") == each for each in named))
-        and document["Action"] in (wanted.get("event") or [document["Action"]])
-        and "container" in (wanted.get("type") or ["container"])
-        and attributes.get("image", "") in (wanted.get("image") or [attributes.get("image", "")])
-        and filters.has_labels(attributes, wanted.get("label", []))
-    )
 
 
 async def top(call: DockerCall, match: re.Match[str]) -> None:

@@ -165,7 +165,8 @@ def bearer(request: DockerRequest) -> str:
     kind, _, secret = request.headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer" or not secret.strip():
         raise Unauthorized(
-            "mooring: no key: set DOCKER_CONFIG to a folder with the config.json of GET /v1/docker-context"
+            "mooring: no key: set DOCKER_CONFIG to a folder with the config.json of GET /v1/docker-context. "
+            "Builders send no key; images are not built here: build elsewhere, and push to a registry"
         )
     return secret.strip()
 

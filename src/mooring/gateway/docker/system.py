@@ -11,7 +11,7 @@ from mooring.control.instances import docker_containers
 from mooring.core.access import Permission
 from mooring.core.errors import BadRequest, NotFound, NotImplementedHere
 from mooring.gateway.docker import filters, http, views
-from mooring.gateway.docker.create import refused
+from mooring.gateway.docker.create import DEFAULT_NETWORKS, ONE_NETWORK, refused
 from mooring.gateway.docker.shared import DockerCall
 
 _MAX_NAME: Final = 512
@@ -98,7 +98,9 @@ async def listed(call: DockerCall, _match: re.Match[str]) -> None:
     limit = call.request.number("limit", 0, 100_000)
     is_all = call.request.flag("all") or limit > 0 or "status" in wanted or "exited" in wanted
     shown = [
-        each for each in found if (is_all or views.is_up(each.instance)) and filters.matches(each, wanted)
+        each
+        for each in found
+        if (is_all or views.status_of(each) in {"running", "restarting"}) and filters.matches(each, wanted)
     ]
     await call.connection.answer(200, [views.listed(each) for each in shown[: limit if limit > 0 else None]])
 
@@ -118,12 +120,9 @@ async def images(call: DockerCall, _match: re.Match[str]) -> None:
 
 async def image(call: DockerCall, match: re.Match[str]) -> None:
     """`GET /images/{name}/json`: what is known of an image, which is its name, once a client has named it."""
-    name = match["name"]
-    if not await _is_known(call, name):
-        raise NotFound(f"No such image: {name}")
-    digest = hashlib.sha256(name.encode()).hexdigest()
+    name = await _known(call, match["name"])
     document: Mapping[str, Any] = {
-        "Id": f"sha256:{digest}",
+        "Id": views.image_id(name),
         "RepoTags": [name],
         "RepoDigests": [],
         "Comment": _PULLED,
@@ -138,15 +137,27 @@ async def image(call: DockerCall, match: re.Match[str]) -> None:
     await call.connection.answer(200, document)
 
 
-async def _is_known(call: DockerCall, name: str) -> bool:
-    """Whether the caller has pulled the image lately, or sees an instance with it."""
-    name = _short(name)
+async def _known(call: DockerCall, reference: str) -> str:
+    """The name of an image that the caller has pulled lately, or of a container that the caller sees.
+
+    Args:
+        reference: its name, or the id of a container's image.
+
+    Raises:
+        NotFound.
+    """
+    name = _short(reference)
     names = {name, f"{name}:latest", name.removesuffix(":latest")}
     if any((call.caller.id, each) in call.shared.pulled for each in names):
-        return True
+        return reference
     access = call.access(Permission.READ)
     found = await call.shared.read(partial(docker_containers.listed, access=access))
-    return any(_short(str(views.listed(each)["Image"])) in names for each in found)
+    for image in (str(views.listed(each)["Image"]) for each in found):
+        if _short(image) in names:
+            return reference
+        if views.image_id(image).removeprefix("sha256:") == reference.removeprefix("sha256:"):
+            return image
+    raise NotFound(f"No such image: {reference}")
 
 
 def _short(name: str) -> str:
@@ -179,16 +190,32 @@ async def no_volumes(call: DockerCall, _match: re.Match[str]) -> None:
 
 async def networks(call: DockerCall, _match: re.Match[str]) -> None:
     """`GET /networks`"""
-    await call.connection.answer(200, [_NETWORK])
+    wanted = filters.parsed(call.request.params.get("filters"), {"name", "id", "driver", "scope", "label"})
+    shown = all(any(_has(field, value) for value in values) for field, values in wanted.items())
+    await call.connection.answer(200, [_NETWORK] if shown else [])
 
 
-async def network(call: DockerCall, _match: re.Match[str]) -> None:
-    """`GET /networks/{default}`"""
+def _has(field: str, value: str) -> bool:
+    match field:
+        case "name":
+            return value in _NETWORK["Name"]
+        case "id":
+            return bool(_NETWORK["Id"].startswith(value))
+        case "label":
+            return False
+    return bool(_NETWORK[field.capitalize()] == value)
+
+
+async def network(call: DockerCall, match: re.Match[str]) -> None:
+    """`GET /networks/{id}`"""
+    name = match["name"]
+    if name not in DEFAULT_NETWORKS and not _NETWORK["Id"].startswith(name):
+        raise NotFound(f"network {name} not found")
     await call.connection.answer(200, _NETWORK)
 
 
 async def no_such(_call: DockerCall, match: re.Match[str]) -> None:
-    """What `docker inspect` asks for when there is no such container.
+    """What `docker inspect` asks for when there is no such container, and what `compose down` removes.
 
     Raises:
         NotFound: always.
@@ -196,8 +223,8 @@ async def no_such(_call: DockerCall, match: re.Match[str]) -> None:
     raise NotFound(f"No such {match['kind']}: {match['name']}")
 
 
-_NETWORK: Final = {
-    "Name": "default", "Id": hashlib.sha256(b"mooring default").hexdigest(), "Scope": "local",
+_NETWORK: Final[Mapping[str, Any]] = {
+    "Name": "bridge", "Id": hashlib.sha256(b"mooring default").hexdigest(), "Scope": "local",
     "Driver": "bridge", "EnableIPv6": False, "Internal": False, "Attachable": False, "Ingress": False,
     "IPAM": {"Driver": "default", "Options": {}, "Config": []}, "Containers": {}, "Options": {}, "Labels": {},
     "Created": "1970-01-01T00:00:00Z",
@@ -218,8 +245,10 @@ _MISSING: Final[Mapping[str, str]] = {
     "/commit": "images are not built here: build elsewhere, and push to a registry",
     "/images": "images are on the nodes: use a registry",
     "/volumes": "named volumes are not available yet",
-    "/networks": "each project has one network on each node; networks cannot be made",
+    "/networks": ONE_NETWORK,
     "/auth": "credentials of registries are stored with POST /v1/registries",
+    "/system/df": "images and disks are on the nodes: see GET /v1/nodes",
+    "/plugins": "the node's operator decides",
     "/swarm": "there is no swarm: see /v1/instance-groups",
     "/services": "there is no swarm: see /v1/instance-groups",
     "/session": "images are not built here: build elsewhere, and push to a registry",

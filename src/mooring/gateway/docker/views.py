@@ -1,5 +1,6 @@
 """What Docker clients see of an instance."""
 
+import hashlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -14,6 +15,7 @@ _NEVER: Final = "0001-01-01T00:00:00Z"
 _UP: Final = frozenset({State.RUNNING, State.STOPPING, State.UNREACHABLE})
 _FAILED_START: Final = 125  # as `docker run` reports it
 _EXIT_CODES: Final[Mapping[str, int]] = {"command_not_found": 127, "command_not_executable": 126}
+_HAS_EXIT_CODE: Final = frozenset({"exited", "restarting"})
 _RESTARTS: Final = {"never": "no", "on_failure": "on-failure", "always": "always"}
 
 
@@ -25,10 +27,18 @@ def has_ended(instance: Instance | None) -> bool:
     return instance is not None and instance.state in ENDED
 
 
+def is_restarting(instance: Instance | None) -> bool:
+    """Whether its program has ended, and its restart policy starts it again soon."""
+    code = (instance.reason or {}).get("code") if instance is not None else None
+    return instance is not None and instance.state is State.STARTING and code == "restarting"
+
+
 def status_of(found: FoundContainer) -> str:
     """One of Docker's states."""
     if is_up(found.instance):
         return "running"
+    if is_restarting(found.instance):
+        return "restarting"
     return "exited" if has_ended(found.instance) else "created"
 
 
@@ -77,7 +87,7 @@ def listed(found: FoundContainer) -> Document:
         "Id": found.id,
         "Names": [f"/{found.name}"],
         "Image": spec.get("image", ""),
-        "ImageID": image_id(found),
+        "ImageID": image_id(spec.get("image", "")),
         "Command": " ".join([*(spec.get("entrypoint") or ()), *(spec.get("command") or ())]),
         "Created": int(_created_at(found).timestamp()),
         "Ports": [
@@ -88,7 +98,7 @@ def listed(found: FoundContainer) -> Document:
         "Labels": labels_of(found),
         "State": status_of(found),
         "Status": _status_text(found),
-        "HostConfig": {"NetworkMode": "default"},
+        "HostConfig": {"NetworkMode": "bridge"},
         "NetworkSettings": {"Networks": {}},
         "Mounts": [],
     }  # fmt: skip
@@ -104,7 +114,7 @@ def inspected(found: FoundContainer) -> Document:
         "Path": argv[0] if argv else "",
         "Args": argv[1:],
         "State": _state(found),
-        "Image": image_id(found),
+        "Image": image_id(spec.get("image", "")),
         "Name": f"/{found.name}",
         "RestartCount": 0,
         "Driver": "mooring",
@@ -168,7 +178,7 @@ def _host_config(found: FoundContainer, spec: Document, config: Document) -> Doc
         **(config.get("HostConfig") or {}),
         "AutoRemove": found.row is not None and found.row.auto_remove,
         "LogConfig": {"Type": "json-file", "Config": {}},
-        "NetworkMode": "default",
+        "NetworkMode": "bridge",
         "RestartPolicy": {"Name": _RESTARTS.get(str(spec.get("restart")), "no"), "MaximumRetryCount": 0},
         "Memory": (spec.get("memory_mib") or 0) * 2**20,
         "NanoCpus": int((spec.get("cpus") or 0) * 1e9),
@@ -183,13 +193,13 @@ def _state(found: FoundContainer) -> Document:
         error = str(instance.reason.get("message") or "")
     return {
         "Status": status,
-        "Running": status == "running",
+        "Running": status in {"running", "restarting"},  # both, as Docker has it
         "Paused": False,
-        "Restarting": False,
+        "Restarting": status == "restarting",
         "OOMKilled": instance is not None and (instance.reason or {}).get("code") == "out_of_memory",
         "Dead": False,
         "Pid": 0,
-        "ExitCode": exit_code(instance) if instance is not None and status == "exited" else 0,
+        "ExitCode": exit_code(instance) if instance is not None and status in _HAS_EXIT_CODE else 0,
         "Error": error,
         "StartedAt": _text(instance.started_at if instance else None),
         "FinishedAt": _text(instance.stopped_at if instance else None),
@@ -205,13 +215,16 @@ def _status_text(found: FoundContainer) -> str:
     if is_up(instance):
         more = " (node unreachable)" if instance.state is State.UNREACHABLE else ""
         return f"Up {_ago(instance.started_at)}{more}"
+    if is_restarting(instance):
+        return f"Restarting ({exit_code(instance)})"
     if instance.desired_state is not DesiredState.RUNNING:
         return "Removing"
     return f"Created (waiting: {waits_because(instance)})"
 
 
-def image_id(found: FoundContainer) -> str:
-    return (found.instance.image_digest if found.instance else None) or ""
+def image_id(name: str) -> str:
+    """The id of an image. Images are on the nodes, so it is derived from the name."""
+    return f"sha256:{hashlib.sha256(name.encode()).hexdigest()}"
 
 
 def _endpoints(found: FoundContainer) -> list[Document]:
