@@ -20,6 +20,7 @@ BAKED_VARIABLE = "NVIDIA_VISIBLE_DEVICES=all"
 # ignore SIGTERM, and every stop would last until SIGKILL.
 WAITER = "/bin/wait-for-term"
 WAITER_SCRIPT = b"#!/bin/sh\ntrap 'exit 0' TERM INT\nwhile :; do sleep 3600 & wait $!; done\n"
+WAIT = ["sh", "-c", "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done"]  # in other images
 COMMAND = f'CMD ["{WAITER}"]'
 
 PASSWD = b"""\
@@ -42,14 +43,14 @@ def busybox_layer() -> bytes:
 def _add_busybox(archive: tarfile.TarFile, passwd: bytes) -> None:
     busybox = program("busybox")
     for folder in ("bin", "dev", "etc", "home", "home/user", "proc", "root", "sys", "var"):
-        _add_folder(archive, folder)
-    _add_folder(archive, "tmp", 0o1777)
+        add_folder(archive, folder)
+    add_folder(archive, "tmp", 0o1777)
     add_file(archive, "bin/busybox", Path(busybox).read_bytes(), 0o755)
     add_file(archive, WAITER.lstrip("/"), WAITER_SCRIPT, 0o755)
     add_file(archive, "etc/passwd", passwd)
     add_file(archive, "etc/group", GROUP)
     for applet in sorted(_applets(busybox)):
-        _add_link(archive, f"bin/{applet}", "busybox")
+        add_link(archive, f"bin/{applet}", "busybox")
 
 
 @cache
@@ -68,9 +69,9 @@ def glibc_layer() -> bytes:
         _add_busybox(archive, PASSWD.replace(b"/root:/bin/sh", b"/root:/bin/bash"))
         for name, path in {**programs, **loaded}.items():
             add_file(archive, name, Path(path).read_bytes(), 0o755)
-        _add_link(archive, "bin/bash", "../usr/bin/bash")
+        add_link(archive, "bin/bash", "../usr/bin/bash")
         for name in ("git-upload-pack", "git-receive-pack"):
-            _add_link(archive, f"usr/bin/{name}", "git")
+            add_link(archive, f"usr/bin/{name}", "git")
     return buffer.getvalue()
 
 
@@ -93,7 +94,7 @@ def single_file_layer(name: str, content: bytes, mode: int = 0o644) -> bytes:
     return buffer.getvalue()
 
 
-def _add_folder(archive: tarfile.TarFile, name: str, mode: int = 0o755) -> None:
+def add_folder(archive: tarfile.TarFile, name: str, mode: int = 0o755) -> None:
     entry = tarfile.TarInfo(name)
     entry.type, entry.mode = tarfile.DIRTYPE, mode
     archive.addfile(entry)
@@ -105,7 +106,7 @@ def add_file(archive: tarfile.TarFile, name: str, content: bytes, mode: int = 0o
     archive.addfile(entry, io.BytesIO(content))
 
 
-def _add_link(archive: tarfile.TarFile, name: str, target: str) -> None:
+def add_link(archive: tarfile.TarFile, name: str, target: str) -> None:
     entry = tarfile.TarInfo(name)
     entry.type, entry.linkname = tarfile.SYMTYPE, target
     archive.addfile(entry)

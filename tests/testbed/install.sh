@@ -35,6 +35,9 @@ missing_packages() {
     [[ -x /usr/lib/openssh/sftp-server ]] || echo openssh-sftp-server
     command -v rsync >/dev/null || echo rsync
     compgen -G '/usr/lib/*/libnss_wrapper.so' >/dev/null || echo libnss-wrapper
+    # Images of instances (tests/testbed/distributions.py) are made with these, once.
+    command -v mmdebstrap >/dev/null || echo mmdebstrap
+    command -v musl-gcc >/dev/null || echo musl-tools
     command -v node >/dev/null || echo nodejs
     command -v npm >/dev/null || echo npm
 }

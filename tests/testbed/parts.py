@@ -35,10 +35,12 @@ PARTS = {
     "btrfs": Part(("mkfs.btrfs", "mount", "umount"), needs_root=True),
     "compiler": Part(("gcc",)),
     "curl": Part(("bash", "curl", "jq")),
+    "debian": Part(("mmdebstrap",), needs_root=True),
     "docker": Part(
         ("dockerd", "containerd", "runc", "busybox", "ip", "iptables", "nsenter"), needs_root=True
     ),
     "ext4": Part(("mkfs.ext4", "mount", "umount"), needs_root=True),
+    "musl": Part(("musl-gcc", "gcc", "make", "apt-get"), needs_root=True),
     "postgres": Part(("initdb", "postgres", "setpriv")),
     # Nodes reach the registry over a bridge that only root can make.
     "registry": Part(("docker-registry", "ip"), needs_root=True),

@@ -12,14 +12,19 @@ WITHIN_S = 60
 
 
 class SshClient:
-    """OpenSSH with one key, which has been registered."""
+    """OpenSSH with one key, which has been registered.
+
+    Attributes:
+        known_hosts: the file of host keys.
+        unknown_hosts: what it does with other host keys (StrictHostKeyChecking).
+    """
 
     def __init__(self, admin: Client, gateway: GatewayProcess, folder: Path, name: str = "key") -> None:
         self.gateway, self.admin = gateway, admin
         self.key = folder / name
         argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(self.key)]
         subprocess.run(argv, check=True)
-        self._known_hosts = folder / "known_hosts"
+        self.known_hosts, self.unknown_hosts = folder / "known_hosts", "accept-new"
 
     def register(self, **fields: Any) -> str:
         body = {"name": "test", "public_key": self.key.with_suffix(".pub").read_text(), **fields}
@@ -38,8 +43,8 @@ class SshClient:
         return [
             *(port_flag, str(self.gateway.ssh_port)), "-F", "none", "-i", str(self.key),
             *("-o", "IdentitiesOnly=yes"), *("-o", "BatchMode=yes"),
-            *("-o", "StrictHostKeyChecking=accept-new"),
-            *("-o", f"UserKnownHostsFile={self._known_hosts}"),
+            *("-o", f"StrictHostKeyChecking={self.unknown_hosts}"),
+            *("-o", f"UserKnownHostsFile={self.known_hosts}"),
         ]  # fmt: skip
 
     def argv(self, name: str, *command: str, flags: tuple[str, ...] = ()) -> list[str]:

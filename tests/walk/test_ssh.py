@@ -43,6 +43,15 @@ def test_a_command_runs_in_the_login_shell_of_the_user(ssh: SshClient, instance:
     assert done.stdout == b"/bin/sh root /root\n"
 
 
+def test_a_command_gets_the_clients_language_and_no_other_variable(
+    ssh: SshClient, instance: dict[str, Any]
+) -> None:
+    done = ssh.run(
+        "box", "echo $LC_TIME,$LD_PRELOAD,$TZ", flags=("-o", "SetEnv=LC_TIME=C LD_PRELOAD=x TZ=UTC")
+    )
+    assert done.stdout == b"C,,UTC\n"
+
+
 def test_a_terminal_has_the_size_and_type_of_the_clients(ssh: SshClient, instance: dict[str, Any]) -> None:
     done = ssh.run("box", flags=("-tt",), given=b"tty; stty size; exit 3\n")
     assert done.returncode == 3

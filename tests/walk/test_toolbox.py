@@ -4,6 +4,8 @@ The nodes have a toolbox, and no image has an sftp-server or rsync.
 """
 
 import os
+import shlex
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,16 +15,27 @@ import pytest
 
 from tests.service import Client
 from tests.testbed.dockerd import DockerNode
-from tests.testbed.images import BUSYBOX, WAITER
+from tests.testbed.images import BUSYBOX, WAIT, WAITER
 from tests.testbed.parts import require
-from tests.testbed.toolbox import GLIBC, SCRATCH, import_images, remove_toolboxes, toolbox_files
+from tests.testbed.toolbox import (
+    DEBIAN,
+    MUSL,
+    SCRATCH,
+    import_distributions,
+    import_images,
+    remove_toolboxes,
+    toolbox_files,
+)
+from tests.testbed.waiting import wait_until
+from tests.testbed.workspace import Workspace
 from tests.walk.conftest import Cluster
 from tests.walk.product import MOORING, clean_environment
-from tests.walk.ssh_client import SshClient
+from tests.walk.ssh_client import WITHIN_S, SshClient
 from tests.walk.test_operations import SMALL
 
-IMAGES = {"busybox": BUSYBOX, "scratch": SCRATCH, "glibc": GLIBC}
-COMMANDS = {SCRATCH: ["/sleep", "100000"]}
+# A glibc and a musl image, and one without any shell.
+IMAGES = {"debian": DEBIAN, "musl": MUSL, "scratch": SCRATCH}
+COMMANDS = {SCRATCH: ["/sleep", "100000"], BUSYBOX: [WAITER]}
 MIB = 1024 * 1024
 
 Tree = dict[str, tuple[int, bytes]]
@@ -34,6 +47,7 @@ def toolbox(shared_cluster: Cluster) -> Iterator[None]:
     toolbox_files()  # skips if a package is missing
     for node in shared_cluster.nodes:
         import_images(node)
+        import_distributions(node)
         assert "built" in mooring_toolbox(node).stdout
     yield
     for node in shared_cluster.nodes:
@@ -67,7 +81,7 @@ def mooring_toolbox(node: DockerNode) -> subprocess.CompletedProcess[str]:
 
 
 def running(admin: Client, image: str, **fields: Any) -> dict[str, Any]:
-    command = COMMANDS.get(image, [WAITER])
+    command = COMMANDS.get(image, WAIT)
     made = admin.create(name="box", image=image, command=command, **{**SMALL, "memory_mib": 128}, **fields)
     return admin.wait(made["id"], "running")
 
@@ -129,10 +143,35 @@ def test_a_shell_runs_in_every_image(ssh: SshClient, box: dict[str, Any]) -> Non
     assert terminal.returncode == 3, terminal
 
 
+def test_ports_of_every_image_are_forwarded(
+    ssh: SshClient, box: dict[str, Any], workspace: Workspace
+) -> None:
+    script = "echo hello >/dev/shm/index.html; httpd -p 127.0.0.1:8080 -h /dev/shm"
+    succeeded(ssh.run("box", f"/.mooring/bin/sh -c {shlex.quote(script)}"))
+    request = b"GET /index.html HTTP/1.0\r\n\r\n"
+    assert succeeded(ssh.run("box", flags=("-W", "localhost:8080"), given=request)).endswith(b"hello\n")
+    port = workspace.take_port()
+    with ssh.start("box", flags=("-N", "-L", f"127.0.0.1:{port}:localhost:8080")) as forwarding:
+        answer = wait_until(lambda: answer_of(port, request), WITHIN_S)
+        forwarding.kill()
+    workspace.give_back_port(port)
+    assert answer.endswith(b"hello\n")
+
+
+def answer_of(port: int, request: bytes) -> bytes:
+    """What a program answers on a local port; nothing while none listens."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), WITHIN_S) as connection:
+            connection.sendall(request)
+            return connection.makefile("rb").read()
+    except ConnectionError:
+        return b""
+
+
 def test_git_clones_and_pushes_with_the_git_of_the_image(
     ssh: SshClient, admin: Client, toolbox: None, tmp_path: Path
 ) -> None:
-    running(admin, GLIBC)
+    running(admin, DEBIAN)
     succeeded(ssh.run("box", "git init --quiet --bare /repository"))
     environment = {
         **os.environ,

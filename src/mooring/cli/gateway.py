@@ -26,15 +26,15 @@ def run(settings: Settings, *, ends_with_parent: bool) -> None:
         threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     with open_database() as database:
         sign_with_audit_keys(database)
-        encryptor = _encryptor(settings)
+        keys = encryptor(settings)
         with database.read() as session:
             try:
-                ssh_identity.host_key(session, encryptor)
+                ssh_identity.host_keys(session, keys)
             except InvalidToken:
                 _exit(f"MOORING_ENCRYPTION_KEYS (or {KEY_FILE}) does not have the server's encryption key")
         with explained_problems():
             try:
-                Gateway(settings, database, encryptor, _print_addresses).run()
+                Gateway(settings, database, keys, _print_addresses).run()
             except CannotListen as error:
                 _exit(str(error))
 
@@ -47,7 +47,8 @@ def _require_url(settings: Settings) -> None:
         )
 
 
-def _encryptor(settings: Settings) -> Encryptor:
+def encryptor(settings: Settings) -> Encryptor:
+    """Encrypts with the server's keys, or exits and says where they should be."""
     if settings.encryption_keys is not None:
         return Encryptor(settings.encryption_keys.get_secret_value().split(","))
     # Never created here: a new key would not be the server's.

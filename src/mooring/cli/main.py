@@ -19,6 +19,7 @@ from mooring.cli.common import (
     read_settings,
     sign_with_audit_keys,
 )
+from mooring.cli.gateway_keys import app as gateway_keys
 from mooring.cli.thread_failures import end_process_on_thread_failure
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ app = typer.Typer(
 db = typer.Typer(help="Manage the database: schema, backups, roles.", no_args_is_help=True)
 app.add_typer(db, name="db")
 app.add_typer(audit, name="audit")
+app.add_typer(gateway_keys, name="gateway-keys")
 
 # Each command imports what it runs: an agent must not load the control plane into memory.
 

@@ -19,12 +19,13 @@ from sqlalchemy import ColumnElement, String, cast, delete, exists, func, insert
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from mooring.control import events, idempotency
-from mooring.control.instances import streams
+from mooring.control.instances import docker_containers, streams
 from mooring.control.tenants import storage
 from mooring.control.tenants.storage import StorageLimits
 from mooring.db.tables import (
     Allocation,
     ApiKey,
+    DockerContainer,
     Instance,
     InstanceGroup,
     InstanceRecord,
@@ -117,6 +118,8 @@ def sweeps(kept: RetentionTimes, limits: StorageLimits, horizons: Horizons) -> l
         _Rows(Reservation.id, or_(Reservation.deleted_at < before, Reservation.to_at < before)),
         _Rows(JoinToken.id, or_(JoinToken.used_at < before, JoinToken.expires_at < before)),
         _Rows(SshKey.id, SshKey.expires_at < before),
+        # Gateways do this more often, while they accept Docker clients.
+        _Rows(DockerContainer.id, docker_containers.unused()),
         _Rows(PortLink.id, PortLink.expires_at < now() - _CLOCKS_DIFFER),
         _Rows(ApiKey.id, _dead_key(before)),
         _Rows(User.id, _unused_user(before)),

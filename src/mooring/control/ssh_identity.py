@@ -1,9 +1,12 @@
-"""The private keys of the gateways: made once, the same on all of them, stored encrypted.
+"""The private keys of the gateways: the same on all of them, stored encrypted, changed by the operator only.
 
-The host key shows clients that they talk to the service. The CA key signs user certificates.
+The host key shows clients that they talk to the service. The CA key signs user certificates. A rotation has
+two steps, with two keys in between, so that clients can learn a new host key, and certificates can expire.
 """
 
-from collections.abc import Callable
+from base64 import b64decode
+from collections.abc import Sequence
+from enum import StrEnum
 from typing import Final
 
 from cryptography.hazmat.primitives import serialization
@@ -11,50 +14,139 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from mooring.control.audit import audit_log
 from mooring.control.tenants.encryption import Encryptor
+from mooring.core.access import Access
+from mooring.core.errors import Conflict
+from mooring.core.ssh_public_keys import fingerprint
 from mooring.db.tables import ControlPlane
 
 _OPENSSH: Final = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+_KEY_BYTES: Final = 32
+
+
+class GatewayKey(StrEnum):
+    HOST = "host"
+    CA = "ca"
 
 
 def ensure(session: Session, encryptor: Encryptor) -> None:
     """Create the keys at the first start."""
     row = session.scalars(select(ControlPlane)).one()
-    row.sealed_ssh_host_key = row.sealed_ssh_host_key or encryptor.encrypt(_new_key())
-    row.sealed_ssh_ca_key = row.sealed_ssh_ca_key or encryptor.encrypt(_new_key())
+    for kind in GatewayKey:
+        if _encrypted(row, kind) is None:
+            _store(row, encryptor, kind, [_new_key()])
 
 
-def _new_key() -> bytes:
-    """32 bytes: the row that has them is updated often, and must stay small (`db.readiness`)."""
-    return Ed25519PrivateKey.generate().private_bytes_raw()
+def rotate(session: Session, access: Access, encryptor: Encryptor, kind: GatewayKey) -> None:
+    """Add a key. The old host key is used and both are shown; the new CA key signs and both are trusted.
+
+    Raises:
+        Conflict: there are two already.
+        InvalidToken: as `host_keys`.
+    """
+    row, keys = _locked(session, encryptor, kind)
+    if len(keys) > 1:
+        raise Conflict(f"there are two {kind} keys already: first retire the old one")
+    _store(row, encryptor, kind, [*keys, _new_key()])
+    _record(session, access, keys, _keys(row, encryptor, kind))
 
 
-def host_key(session: Session, encryptor: Encryptor) -> bytes:
-    """The private host key, in OpenSSH's format. Raises InvalidToken: it needs another encryption key."""
-    return _decrypted(session, encryptor, lambda row: row.sealed_ssh_host_key).private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
+def retire(session: Session, access: Access, encryptor: Encryptor, kind: GatewayKey) -> None:
+    """Remove the old key.
+
+    Raises:
+        Conflict: there is only one.
+        InvalidToken: as `host_keys`.
+    """
+    row, keys = _locked(session, encryptor, kind)
+    if len(keys) == 1:
+        raise Conflict(f"there is only one {kind} key: first rotate it")
+    _store(row, encryptor, kind, keys[1:])
+    _record(session, access, keys, keys[1:])
+
+
+def _record(
+    session: Session, access: Access, before: Sequence[Ed25519PrivateKey], after: Sequence[Ed25519PrivateKey]
+) -> None:
+    old, new = ({"keys": [_fingerprint(key) for key in keys]} for keys in (before, after))
+    audit_log.record(session, access, None, None, before=old, after=new)
+
+
+def encrypted_keys(session: Session) -> tuple[bytes | None, ...]:
+    """The encrypted keys, which differ after each change."""
+    row = session.scalars(select(ControlPlane)).one()
+    return tuple(_encrypted(row, kind) for kind in GatewayKey)
+
+
+def host_keys(session: Session, encryptor: Encryptor) -> list[bytes]:
+    """The private host keys in OpenSSH's format, oldest first. Raises InvalidToken: wrong encryption key."""
+    return [
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        )
+        for key in _keys_now(session, encryptor, GatewayKey.HOST)
+    ]
 
 
 def ca_key(session: Session, encryptor: Encryptor) -> Ed25519PrivateKey:
-    """The key that signs user certificates. Raises InvalidToken: as `host_key`."""
-    return _decrypted(session, encryptor, lambda row: row.sealed_ssh_ca_key)
+    """The key that signs user certificates. Raises InvalidToken: as `host_keys`."""
+    return _keys_now(session, encryptor, GatewayKey.CA)[-1]
 
 
-def _decrypted(
-    session: Session, encryptor: Encryptor, column: Callable[[ControlPlane], bytes | None]
-) -> Ed25519PrivateKey:
-    encrypted = column(session.scalars(select(ControlPlane)).one())
-    assert encrypted is not None  # see `ensure`
-    return Ed25519PrivateKey.from_private_bytes(encryptor.decrypt(encrypted))
+def public_keys(session: Session, encryptor: Encryptor, kind: GatewayKey) -> list[str]:
+    """Type and base64 of each key, oldest first. Raises InvalidToken: as `host_keys`."""
+    return [_public(key) for key in _keys_now(session, encryptor, kind)]
 
 
-def public_host_key(session: Session, encryptor: Encryptor) -> str:
-    """The public host key, as in a line of `known_hosts`."""
-    key = _decrypted(session, encryptor, lambda row: row.sealed_ssh_host_key)
+def fingerprints(session: Session, encryptor: Encryptor, kind: GatewayKey) -> list[str]:
+    """As `ssh-keygen -l` shows them, oldest first. Raises InvalidToken: as `host_keys`."""
+    return [_fingerprint(key) for key in _keys_now(session, encryptor, kind)]
+
+
+def _public(key: Ed25519PrivateKey) -> str:
     return key.public_key().public_bytes(*_OPENSSH).decode()
 
 
-def public_ca_key(session: Session, encryptor: Encryptor) -> str:
-    """The public key of the CA: type and base64."""
-    return ca_key(session, encryptor).public_key().public_bytes(*_OPENSSH).decode()
+def _fingerprint(key: Ed25519PrivateKey) -> str:
+    return fingerprint(b64decode(_public(key).split()[1]))
+
+
+# The stored form: 32 bytes for each key. The row is updated often, and must stay small (`db.readiness`).
+
+
+def _new_key() -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.generate()
+
+
+def _encrypted(row: ControlPlane, kind: GatewayKey) -> bytes | None:
+    return row.sealed_ssh_host_key if kind is GatewayKey.HOST else row.sealed_ssh_ca_key
+
+
+def _store(
+    row: ControlPlane, encryptor: Encryptor, kind: GatewayKey, keys: Sequence[Ed25519PrivateKey]
+) -> None:
+    encrypted = encryptor.encrypt(b"".join(key.private_bytes_raw() for key in keys))
+    if kind is GatewayKey.HOST:
+        row.sealed_ssh_host_key = encrypted
+    else:
+        row.sealed_ssh_ca_key = encrypted
+
+
+def _keys(row: ControlPlane, encryptor: Encryptor, kind: GatewayKey) -> list[Ed25519PrivateKey]:
+    encrypted = _encrypted(row, kind)
+    assert encrypted is not None  # see `ensure`
+    joined = encryptor.decrypt(encrypted)
+    starts = range(0, len(joined), _KEY_BYTES)
+    return [Ed25519PrivateKey.from_private_bytes(joined[at : at + _KEY_BYTES]) for at in starts]
+
+
+def _keys_now(session: Session, encryptor: Encryptor, kind: GatewayKey) -> list[Ed25519PrivateKey]:
+    return _keys(session.scalars(select(ControlPlane)).one(), encryptor, kind)
+
+
+def _locked(
+    session: Session, encryptor: Encryptor, kind: GatewayKey
+) -> tuple[ControlPlane, list[Ed25519PrivateKey]]:
+    row = session.scalars(select(ControlPlane).with_for_update()).one()
+    return row, _keys(row, encryptor, kind)

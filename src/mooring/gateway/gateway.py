@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import Any, Final
 
-import asyncssh
 import uvloop
 
 from mooring.auth.credentials import Credentials
 from mooring.auth.rate_limits import FailedAttempts, RequestRates
-from mooring.control import ssh_identity
 from mooring.control.instances import port_tokens
 from mooring.control.instances.port_tokens import PortTokens
 from mooring.control.tenants.encryption import Encryptor
@@ -29,6 +27,7 @@ from mooring.gateway.ports.listener import ProxyListener
 from mooring.gateway.ports.own_credentials import OwnCredentials
 from mooring.gateway.ports.programs import Programs
 from mooring.gateway.ports.shared import ProxyShared
+from mooring.gateway.ssh.keys import GatewayKeys
 from mooring.gateway.ssh.listener import SshListener
 from mooring.gateway.ssh.shared import SshShared
 from mooring.gateway.ssh.users import SshUsers
@@ -83,12 +82,11 @@ class Gateway:
         self._opener = StreamOpener(database, settings.gateway_url)
         self._problem: DatabaseProblem | None = None
         self._parts = listeners(database, self._end_because)
+        self._keys = GatewayKeys(database, encryptor)
         with database.read() as session:
-            self._host_key = asyncssh.import_private_key(ssh_identity.host_key(session, encryptor))
-            ca_key = asyncssh.import_public_key(ssh_identity.public_ca_key(session, encryptor))
             tokens = port_tokens.signer(session, encryptor)
         self._ssh = SshShared(
-            SshUsers(database), self._opener, self._failures, RequestRates(on=limited), ca_key,
+            SshUsers(database), self._opener, self._failures, RequestRates(on=limited), self._keys,
             idle_s=settings.ssh_idle_s, longest_s=settings.ssh_longest_s,
         )  # fmt: skip
         self._credentials = Credentials(database, self._failures)
@@ -127,7 +125,7 @@ class Gateway:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
         settings = self._settings
-        listener = SshListener(self._ssh, self._host_key)
+        listener = SshListener(self._ssh)
         await listener.prepare()
         docker = DockerGateway(settings, self._database, self._credentials, self._opener)
         app = create_node_app(self._database, self._credentials, self._opener, listener.serve)
@@ -146,7 +144,10 @@ class Gateway:
                 with _explained("Docker", settings.docker_host, settings.docker_port, "MOORING_DOCKER"):
                     await docker.listen()
             self._on_started(self._addresses(nodes.url))
-            await _first_of(stopping.wait(), self._ssh.watch(), docker.run(), asyncio.shield(serving))
+            await _first_of(
+                stopping.wait(), self._ssh.watch(), self._keys.watch(listener.keys_changed), docker.run(),
+                asyncio.shield(serving),
+            )  # fmt: skip
             listener.close()
             docker.close()
             await self._drain()

@@ -319,15 +319,26 @@ def due(session: Session) -> Sequence[str]:
 
 
 def sweep(session: Session) -> None:
-    """Forget containers that were never started, and those whose instance is deleted."""
-    old = DockerContainer.instance_id.is_(None) & (DockerContainer.created_at < now() - NOT_STARTED_KEPT)
-    session.execute(delete(DockerContainer).where(old))
-    _remove_ended(session, true())
+    """Delete the rows that are of no use."""
+    _delete(session, unused())
 
 
 def _remove_ended(session: Session, of: ColumnElement[bool]) -> None:
+    _delete(session, of & _is_ended())
+
+
+def _delete(session: Session, due: ColumnElement[bool]) -> None:
+    session.execute(delete(DockerContainer).where(due).execution_options(synchronize_session=False))
+
+
+def unused() -> ColumnElement[bool]:
+    """Containers that were never started, and those whose instance is deleted."""
+    not_started = DockerContainer.instance_id.is_(None)
+    return or_(not_started & (DockerContainer.created_at < now() - NOT_STARTED_KEPT), _is_ended())
+
+
+def _is_ended() -> ColumnElement[bool]:
     live = select(Instance.id).where(
         Instance.id == DockerContainer.instance_id, Instance.deleted_at.is_(None)
     )
-    gone = DockerContainer.instance_id.is_not(None) & ~live.exists()
-    session.execute(delete(DockerContainer).where(of, gone).execution_options(synchronize_session=False))
+    return DockerContainer.instance_id.is_not(None) & ~live.exists()

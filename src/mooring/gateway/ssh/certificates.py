@@ -13,13 +13,13 @@ class CertificateAuthority(SSHAuthorizedKeys):
     asyncssh tells `SSHServer` only who signed a certificate, but this object also its principals.
 
     Args:
-        key: the public key of the CA.
+        keys: the public keys of the CA.
         on_valid: called with the holder that a certificate names. The client may not have the key.
     """
 
-    def __init__(self, key: asyncssh.SSHKey, on_valid: Callable[[str], None]) -> None:
+    def __init__(self, keys: Sequence[asyncssh.SSHKey], on_valid: Callable[[str], None]) -> None:
         super().__init__()
-        self._key, self._on_valid = key, on_valid
+        self._keys, self._on_valid = keys, on_valid
 
     def validate(
         self,
@@ -30,7 +30,7 @@ class CertificateAuthority(SSHAuthorizedKeys):
         ca: bool = False,
     ) -> Mapping[str, Any] | None:
         """Return the options of an accepted certificate, or None. Public keys are checked elsewhere."""
-        if not ca or key != self._key or cert_principals is None or len(cert_principals) != 1:
+        if not ca or key not in self._keys or cert_principals is None or len(cert_principals) != 1:
             return None
         self._on_valid(cert_principals[0])
         # The principal is a holder, and not the user name, which names the instance.

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import asyncssh
 
@@ -24,12 +24,23 @@ exit 127
 """
 _ALLOWED_ENV: Final = re.compile(r"LANG|LC_[A-Z_]+|TZ|COLORTERM|TERM_PROGRAM(_VERSION)?|GIT_PROTOCOL")
 _MAX_ENV_BYTES: Final = 4096
+_MAX_ENV_NAMES: Final = 64
 _SFTP: Final = "sftp"
 # OpenSSH exits with 255 when the connection fails, so scripts can tell it from most exit codes of a command.
 _FAILED: Final = 255
 
 OpenCommand = Callable[[ExecRequest], Awaitable[NodeStream]]
 Banner = Callable[[], Awaitable[str]]
+
+
+class _AllowedEnvironment(dict[bytes, bytes]):
+    """The variables of a session that the command may get, of limited size. Others are ignored."""
+
+    def __setitem__(self, name: bytes, value: bytes) -> None:
+        if not _ALLOWED_ENV.fullmatch(name.decode(errors="replace")):
+            return
+        if len(name) + len(value) <= _MAX_ENV_BYTES and (name in self or len(self) < _MAX_ENV_NAMES):
+            super().__setitem__(name, value)
 
 
 class CommandSession(Copying, asyncssh.SSHServerSession[bytes]):
@@ -47,6 +58,11 @@ class CommandSession(Copying, asyncssh.SSHServerSession[bytes]):
         self._is_shell = self._is_subsystem = False
         self._terminal: WindowSize | None = None
         self._term = ""
+
+    def connection_made(self, chan: Any) -> None:
+        super().connection_made(chan)
+        # asyncssh stores all that a client sends, before it asks anyone.
+        chan._env = _AllowedEnvironment()
 
     def pty_requested(self, term_type: str, term_size: tuple[int, int, int, int], term_modes: object) -> bool:
         self._terminal, self._term = _window(term_size[0], term_size[1]), term_type
@@ -67,11 +83,11 @@ class CommandSession(Copying, asyncssh.SSHServerSession[bytes]):
         return subsystem == _SFTP
 
     def terminal_size_changed(self, width: int, height: int, pixwidth: int, pixheight: int) -> None:
-        self.put(Channel.RESIZE, _window(width, height).model_dump_json().encode())
+        self.put_latest(Channel.RESIZE, _window(width, height).model_dump_json().encode())
 
     def signal_received(self, signal: str) -> None:
         if re.fullmatch(r"[A-Z0-9]{1,16}", signal):
-            self.put(Channel.SIGNAL, Signal(signal=signal).model_dump_json().encode())
+            self.put_latest(Channel.SIGNAL, Signal(signal=signal).model_dump_json().encode())
 
     async def open(self) -> NodeStream:
         """Raises MooringError: why the command cannot be started."""
@@ -95,9 +111,7 @@ class CommandSession(Copying, asyncssh.SSHServerSession[bytes]):
         chan = self.chan
         assert isinstance(chan, asyncssh.SSHServerChannel)
         allowed = {
-            name: value
-            for name, value in _decoded(chan.get_environment()).items()
-            if _ALLOWED_ENV.fullmatch(name) and len(value) <= _MAX_ENV_BYTES and "\0" not in value
+            name: value for name, value in _decoded(chan.get_environment()).items() if "\0" not in value
         }
         return allowed | ({"TERM": self._term} if self._term and "\0" not in self._term else {})
 

@@ -13,7 +13,7 @@ import asyncssh
 from mooring.auth.rate_limits import ActionClass, network_of
 from mooring.core import ssh_public_keys
 from mooring.core.access import Caller
-from mooring.core.errors import MooringError, TooManyRequests, Unauthorized
+from mooring.core.errors import MooringError, TooManyRequests, Unauthorized, Unavailable
 from mooring.db import failures
 from mooring.gateway.ssh.certificates import CertificateAuthority
 from mooring.gateway.ssh.commands import CommandSession
@@ -79,7 +79,7 @@ class SshConnection(asyncssh.SSHServer):
     def begin_auth(self, username: str) -> bool:
         """Returns True: the client must authenticate. asyncssh forgets earlier authorized keys before it."""
         assert self._conn is not None
-        self._conn.set_authorized_keys(CertificateAuthority(self._shared.ca_key, self._certified))
+        self._conn.set_authorized_keys(CertificateAuthority(self._shared.keys.authorities, self._certified))
         return True
 
     def public_key_auth_supported(self) -> bool:
@@ -197,7 +197,8 @@ class SshConnection(asyncssh.SSHServer):
         self._channels += 1
 
     async def _target(self) -> SshTarget:
-        assert self._conn is not None  # a channel has a connection
+        if self._conn is None:  # lost since the channel was requested
+            raise Unavailable("the client is gone")
         name: str = self._conn.get_extra_info("username")
         return await self._shared.users.target(await self._users(), name, self._address)
 

@@ -45,6 +45,7 @@ class Copying(ABC):
         self._input: asyncio.Queue[tuple[Channel, bytes]] = asyncio.Queue()
         self._buffered = 0
         self._paused = self._resuming = False
+        self._latest: dict[Channel, bytes] = {}
         self._writable = asyncio.Event()
         self._writable.set()
         self.lost = asyncio.Event()
@@ -101,6 +102,15 @@ class Copying(ABC):
 
     def put(self, channel: Channel, data: bytes) -> None:
         self._input.put_nowait((channel, data))
+
+    def put_latest(self, channel: Channel, data: bytes) -> None:
+        """Replace what is still queued on this channel.
+
+        For messages that need no room in the client's window, so that it can send them without end.
+        """
+        if channel not in self._latest:
+            self.put(channel, b"")
+        self._latest[channel] = data
 
     async def _guarded(self) -> None:
         try:
@@ -162,6 +172,7 @@ class Copying(ABC):
     async def _copy_input(self, stream: NodeStream) -> None:
         while True:
             channel, data = await self._input.get()
+            data = self._latest.pop(channel, data)
             if channel is Channel.STDIN:
                 self._buffered -= len(data)
             if not await stream.send(channel, data):

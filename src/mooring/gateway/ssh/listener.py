@@ -38,12 +38,16 @@ _MakeConnection = Callable[[str, int], asyncssh.SSHServerConnection]
 class SshListener:
     """Accepts SSH clients."""
 
-    def __init__(self, shared: SshShared, host_key: asyncssh.SSHKey) -> None:
+    def __init__(self, shared: SshShared) -> None:
+        self._shared = shared
+        self._acceptor: asyncssh.SSHAcceptor | None = None
         self._server: asyncio.Server | None = None
         self._make_connection: _MakeConnection | None = None
         self._options: dict[str, Any] = {
             "server_factory": lambda: SshConnection(shared),
-            "server_host_keys": [host_key],
+            "server_host_keys": shared.keys.host,
+            # Clients learn the next host key before it is used (UpdateHostKeys).
+            "send_server_host_keys": True,
             "server_version": "Mooring",
             "encoding": None,
             "line_editor": False,
@@ -68,7 +72,7 @@ class SshListener:
 
         To asyncssh this object is a tunnel: clients come through it, and not through a socket of asyncssh.
         """
-        await asyncssh.listen(tunnel=self, **self._options)
+        self._acceptor = await asyncssh.listen(tunnel=self, **self._options)
 
     async def create_server(self, make_connection: _MakeConnection, host: str, port: int) -> "SshListener":
         """Called by asyncssh."""
@@ -83,6 +87,11 @@ class SshListener:
     def _paced(self, **more: Any) -> PacedConnection:
         assert self._make_connection is not None, "prepare() was not called"
         return PacedConnection(self._make_connection("", 0), **more)
+
+    def keys_changed(self) -> None:
+        """Use the present host keys for new clients."""
+        assert self._acceptor is not None, "prepare() was not called"
+        self._acceptor.update(server_host_keys=self._shared.keys.host)
 
     def close(self) -> None:
         """Accept no more clients."""

@@ -5,12 +5,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-import asyncssh
-
 from mooring.auth.rate_limits import FailedAttempts, NodeStreams, RequestRates
 from mooring.core.access import RENEWED_S, Caller
 from mooring.core.errors import Unavailable
 from mooring.gateway.open_connections import OpenConnections
+from mooring.gateway.ssh.keys import GatewayKeys
 from mooring.gateway.ssh.users import SshUsers
 from mooring.streams.node_streams import StreamOpener
 
@@ -34,7 +33,7 @@ class SshShared:
     """What connections share.
 
     Attributes:
-        ca_key: the public key that signed certificates.
+        keys: the host keys, and the public keys that signed certificates.
         idle_s: a connection without data for so long is closed; 0: never.
         longest_s: a connection is closed after this time; 0: never.
     """
@@ -43,7 +42,7 @@ class SshShared:
     opener: StreamOpener
     failures: FailedAttempts
     rates: RequestRates
-    ca_key: asyncssh.SSHKey
+    keys: GatewayKeys
     idle_s: float
     longest_s: float
     open: OpenConnections[Connection] = field(default_factory=lambda: OpenConnections("SSH connections"))
