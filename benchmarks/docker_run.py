@@ -25,13 +25,13 @@ def main(rounds: int) -> int:
     with ExitStack() as exits:
         made = exits.enter_context(stack.on_docker(through_proxy=False))
         base = exits.enter_context(stack.folder())
-        host, port = made.server.url.removeprefix("http://").split(":")
-        more = {"MOORING_DOCKER_HOST": host, "MOORING_DOCKER_PORT": str(int(port) + 3)}
-        environment = made.server.environment | more
-        gateway = GatewayProcess(environment, base, host, int(port) + 1, int(port) + 2)
+        host, port = made.bed.root_address, made.bed.take_port()
+        gateway = GatewayProcess(
+            made.server.environment, base, host, made.bed.take_port(), made.bed.take_port(), docker_port=port
+        )
         gateway.start()
         exits.callback(gateway.stop)
-        client = DockerClient(f"tcp://{host}:{int(port) + 3}", ADMIN_KEY, base / "docker")
+        client = DockerClient(f"tcp://{host}:{port}", ADMIN_KEY, base / "docker")
         node = {**clean_environment(), "DOCKER_HOST": made.node.url}
 
         def on_node() -> int:
