@@ -2,6 +2,7 @@
 
 import subprocess
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.service import Client
 from tests.testbed.parts import require
 from tests.testbed.waiting import wait_until
 from tests.testbed.workspace import Workspace
-from tests.walk.product import MOORING, GatewayProcess, ServerProcess, running_gateway
+from tests.walk.product import MOORING, GatewayProcess, ServerProcess, clean_environment, running_gateway
 from tests.walk.ssh_client import WITHIN_S, SshClient
 
 KNOWN = b"the instance is pending"  # the login has succeeded; there is no node
@@ -29,9 +30,9 @@ class Rotation:
         self.client = SshClient(admin, gateway, folder)
         self.hosts = folder / "hosts"
 
-    def keys(self, *command: str) -> subprocess.CompletedProcess[str]:
+    def keys(self, *command: str, **settings: str) -> subprocess.CompletedProcess[str]:
         argv = [*MOORING, "gateway-keys", *command]
-        environment = self._server.environment
+        environment = {**self._server.environment, **settings}
         return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
     def pin(self) -> list[str]:
@@ -118,10 +119,36 @@ def test_certificates_stay_valid_until_the_old_authority_is_retired(rotation: Ro
 
 def test_a_rotation_is_shown_and_audited(rotation: Rotation) -> None:
     assert "--host" in rotation.keys("rotate").stderr
-    both = [line.split() for line in rotation.keys("rotate", "--host", "--ca").stdout.splitlines()]
-    assert [line[0] for line in both] == ["host", "ca"]
-    retired = [line.split() for line in rotation.keys("retire", "--host", "--ca").stdout.splitlines()]
-    assert [line[1] for line in retired] == [line[-1] for line in both], "the new keys"
-    assert [len(line) for line in retired] == [2, 2]
+    both = [line.split(maxsplit=2) for line in rotation.keys("rotate", "--host", "--ca").stdout.splitlines()]
+    assert [(kind, use) for kind, _key, use in both] == [
+        ("host", "used until it is retired"), ("host", "used then"), ("ca", "trusted until it is retired"),
+        ("ca", "signs"),
+    ]  # fmt: skip
+    retired = [
+        line.split(maxsplit=2) for line in rotation.keys("retire", "--host", "--ca").stdout.splitlines()
+    ]
+    assert retired == [["host", both[1][1], "used"], ["ca", both[3][1], "signs"]]
     kinds = ["gateway_keys.retire"] * 2 + ["gateway_keys.rotate"] * 2
     assert [each for each in rotation.audited() if each in kinds][:4] == kinds
+
+
+def test_other_encryption_keys_are_explained(rotation: Rotation) -> None:
+    other = {"MOORING_ENCRYPTION_KEYS": b64encode(bytes(32)).decode()}
+    for command in (["show"], ["rotate", "--host"]):
+        done = rotation.keys(*command, **other)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("MOORING_ENCRYPTION_KEYS"), done.stderr
+
+
+def test_without_a_server_there_are_no_keys(tmp_path: Path) -> None:
+    environment = {
+        **clean_environment(), "MOORING_DATA_DIR": str(tmp_path),
+        "MOORING_ENCRYPTION_KEYS": b64encode(bytes(32)).decode(),
+    }  # fmt: skip
+    subprocess.run([*MOORING, "db", "upgrade"], env=environment, capture_output=True, check=True)
+    for command in (["gateway-keys", "show"], ["gateway-keys", "rotate", "--ca"], ["gateway"]):
+        done = subprocess.run(
+            [*MOORING, *command], env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 2, command
+        assert "start the server first" in done.stderr, done.stderr

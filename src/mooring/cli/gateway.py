@@ -3,6 +3,8 @@
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import typer
@@ -11,6 +13,7 @@ from cryptography.fernet import InvalidToken
 from mooring.cli.common import explained_problems, open_database, sign_with_audit_keys
 from mooring.control import ssh_identity
 from mooring.control.tenants.encryption import KEY_FILE, Encryptor
+from mooring.core.errors import Unavailable
 from mooring.gateway.gateway import CannotListen, Gateway, GatewayAddresses
 from mooring.settings import Settings, is_loopback
 
@@ -27,11 +30,8 @@ def run(settings: Settings, *, ends_with_parent: bool) -> None:
     with open_database() as database:
         sign_with_audit_keys(database)
         keys = encryptor(settings)
-        with database.read() as session:
-            try:
-                ssh_identity.host_keys(session, keys)
-            except InvalidToken:
-                _exit(f"MOORING_ENCRYPTION_KEYS (or {KEY_FILE}) does not have the server's encryption key")
+        with explained_keys(), database.read() as session:
+            ssh_identity.host_keys(session, keys)
         with explained_problems():
             try:
                 Gateway(settings, database, keys, _print_addresses).run()
@@ -56,6 +56,17 @@ def encryptor(settings: Settings) -> Encryptor:
     if not file.exists():
         _exit(f"MOORING_ENCRYPTION_KEYS: set it to the server's keys, or copy its {file} to this machine")
     return Encryptor(file.read_text().split())
+
+
+@contextmanager
+def explained_keys() -> Iterator[None]:
+    """Exit, and say what to do, if the gateways' keys cannot be read."""
+    try:
+        yield
+    except InvalidToken:
+        _exit(f"MOORING_ENCRYPTION_KEYS (or {KEY_FILE}) does not have the server's encryption key")
+    except Unavailable as error:
+        _exit(error.message)
 
 
 def _exit(message: str) -> NoReturn:

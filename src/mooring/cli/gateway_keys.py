@@ -1,7 +1,7 @@
 """`mooring gateway-keys`: the keys of all gateways, directly in the database."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -16,20 +16,31 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Rotate the keys of the gateways: the host key and the CA key.", no_args_is_help=True)
 
+# By the kind of key and how many there are; the oldest first.
+_USES: Final = {
+    ("host", 1): ("used",),
+    ("host", 2): ("used until it is retired", "used then"),
+    ("ca", 1): ("signs",),
+    ("ca", 2): ("trusted until it is retired", "signs"),
+}
+
 Host = Annotated[bool, typer.Option("--host", help="the key that clients pin")]
 Ca = Annotated[bool, typer.Option("--ca", help="the key that signs user certificates")]
 
 
 @app.command()
 def show() -> None:
-    """Print the fingerprints of the keys."""
+    """Print the fingerprint of each key, and what it is for."""
+    from mooring.cli.gateway import explained_keys  # noqa: PLC0415
     from mooring.control import ssh_identity  # noqa: PLC0415
     from mooring.control.ssh_identity import GatewayKey  # noqa: PLC0415
 
-    with open_database() as database, database.read() as session:
+    encryptor = _encryptor()
+    with open_database() as database, explained_keys(), database.read() as session:
         for kind in GatewayKey:
-            old, *new = ssh_identity.fingerprints(session, _encryptor(), kind)
-            typer.echo(f"{kind:5} {old}" + "".join(f", and from `retire` on {each}" for each in new))
+            keys = ssh_identity.fingerprints(session, encryptor, kind)
+            for key, use in zip(keys, _USES[kind, len(keys)], strict=True):
+                typer.echo(f"{kind:5} {key}  {use}")
 
 
 @app.command()
@@ -61,6 +72,7 @@ def retire(host: Host = False, ca: Ca = False) -> None:
 def _change(
     change: "Callable[[Session, Access, Encryptor, GatewayKey], None]", action: str, *, host: bool, ca: bool
 ) -> None:
+    from mooring.cli.gateway import explained_keys  # noqa: PLC0415
     from mooring.control.ssh_identity import GatewayKey  # noqa: PLC0415
     from mooring.core.access import on_host  # noqa: PLC0415
     from mooring.core.errors import Conflict  # noqa: PLC0415
@@ -72,7 +84,7 @@ def _change(
     with open_database() as database:
         sign_with_audit_keys(database)
         try:
-            with database.write() as session:
+            with explained_keys(), database.write() as session:
                 for kind in kinds:
                     change(session, on_host(action), encryptor, kind)
         except Conflict as error:

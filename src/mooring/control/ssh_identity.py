@@ -17,12 +17,13 @@ from sqlalchemy.orm import Session
 from mooring.control.audit import audit_log
 from mooring.control.tenants.encryption import Encryptor
 from mooring.core.access import Access
-from mooring.core.errors import Conflict
+from mooring.core.errors import Conflict, Unavailable
 from mooring.core.ssh_public_keys import fingerprint
 from mooring.db.tables import ControlPlane
 
 _OPENSSH: Final = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 _KEY_BYTES: Final = 32
+_NO_KEYS: Final = "the gateways have no keys yet: start the server first"
 
 
 class GatewayKey(StrEnum):
@@ -43,7 +44,7 @@ def rotate(session: Session, access: Access, encryptor: Encryptor, kind: Gateway
 
     Raises:
         Conflict: there are two already.
-        InvalidToken: as `host_keys`.
+        InvalidToken, Unavailable: as `host_keys`.
     """
     row, keys = _locked(session, encryptor, kind)
     if len(keys) > 1:
@@ -57,7 +58,7 @@ def retire(session: Session, access: Access, encryptor: Encryptor, kind: Gateway
 
     Raises:
         Conflict: there is only one.
-        InvalidToken: as `host_keys`.
+        InvalidToken, Unavailable: as `host_keys`.
     """
     row, keys = _locked(session, encryptor, kind)
     if len(keys) == 1:
@@ -75,12 +76,17 @@ def _record(
 
 def encrypted_keys(session: Session) -> tuple[bytes | None, ...]:
     """The encrypted keys, which differ after each change."""
-    row = session.scalars(select(ControlPlane)).one()
+    row = _row(session)
     return tuple(_encrypted(row, kind) for kind in GatewayKey)
 
 
 def host_keys(session: Session, encryptor: Encryptor) -> list[bytes]:
-    """The private host keys in OpenSSH's format, oldest first. Raises InvalidToken: wrong encryption key."""
+    """The private host keys in OpenSSH's format, oldest first.
+
+    Raises:
+        InvalidToken: wrong encryption key.
+        Unavailable: no server has created them yet.
+    """
     return [
         key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -90,17 +96,17 @@ def host_keys(session: Session, encryptor: Encryptor) -> list[bytes]:
 
 
 def ca_key(session: Session, encryptor: Encryptor) -> Ed25519PrivateKey:
-    """The key that signs user certificates. Raises InvalidToken: as `host_keys`."""
+    """The key that signs user certificates. Raises InvalidToken, Unavailable: as `host_keys`."""
     return _keys_now(session, encryptor, GatewayKey.CA)[-1]
 
 
 def public_keys(session: Session, encryptor: Encryptor, kind: GatewayKey) -> list[str]:
-    """Type and base64 of each key, oldest first. Raises InvalidToken: as `host_keys`."""
+    """Type and base64 of each key, oldest first. Raises InvalidToken, Unavailable: as `host_keys`."""
     return [_public(key) for key in _keys_now(session, encryptor, kind)]
 
 
 def fingerprints(session: Session, encryptor: Encryptor, kind: GatewayKey) -> list[str]:
-    """As `ssh-keygen -l` shows them, oldest first. Raises InvalidToken: as `host_keys`."""
+    """As `ssh-keygen -l` shows them, oldest first. Raises InvalidToken, Unavailable: as `host_keys`."""
     return [_fingerprint(key) for key in _keys_now(session, encryptor, kind)]
 
 
@@ -135,18 +141,27 @@ def _store(
 
 def _keys(row: ControlPlane, encryptor: Encryptor, kind: GatewayKey) -> list[Ed25519PrivateKey]:
     encrypted = _encrypted(row, kind)
-    assert encrypted is not None  # see `ensure`
+    if encrypted is None:
+        raise Unavailable(_NO_KEYS)
     joined = encryptor.decrypt(encrypted)
     starts = range(0, len(joined), _KEY_BYTES)
     return [Ed25519PrivateKey.from_private_bytes(joined[at : at + _KEY_BYTES]) for at in starts]
 
 
 def _keys_now(session: Session, encryptor: Encryptor, kind: GatewayKey) -> list[Ed25519PrivateKey]:
-    return _keys(session.scalars(select(ControlPlane)).one(), encryptor, kind)
+    return _keys(_row(session), encryptor, kind)
 
 
 def _locked(
     session: Session, encryptor: Encryptor, kind: GatewayKey
 ) -> tuple[ControlPlane, list[Ed25519PrivateKey]]:
-    row = session.scalars(select(ControlPlane).with_for_update()).one()
+    row = _row(session, is_locked=True)
     return row, _keys(row, encryptor, kind)
+
+
+def _row(session: Session, *, is_locked: bool = False) -> ControlPlane:
+    query = select(ControlPlane)
+    row = session.scalars(query.with_for_update() if is_locked else query).one_or_none()
+    if row is None:
+        raise Unavailable(_NO_KEYS)
+    return row
