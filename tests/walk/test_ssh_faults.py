@@ -161,7 +161,9 @@ class Progress:
     def is_stuck(self) -> bool:
         """Whether they have written nothing between the last calls."""
         self._samples.append(sum(process.io_counters().write_chars for process in self._processes))
-        return len(self._samples) > STUCK_SAMPLES and self._samples[-STUCK_SAMPLES] == self._samples[-1]
+        has_begun = self._samples[-1] > 2 * MIB
+        is_same = len(self._samples) > STUCK_SAMPLES and self._samples[-STUCK_SAMPLES] == self._samples[-1]
+        return has_begun and is_same
 
 
 def test_a_killed_forwarding_leaves_nothing(ssh: SshClient, resources: Resources) -> None:

@@ -2,10 +2,11 @@
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 from weakref import WeakSet
 
 import asyncssh
@@ -32,6 +33,15 @@ KEYS_OFFERED: Final = 20
 _ENDED: Final = "your SSH key or certificate, or what it acts as, was revoked or has expired"
 
 
+class ProvenOnce(OrderedDict[bytes, Any]):
+    """Host keys. Each is proven once for a client, because a request may name one thousands of times."""
+
+    def __getitem__(self, public_key: bytes) -> Any:
+        found = super().__getitem__(public_key)
+        del self[public_key]
+        return found
+
+
 class SshConnection(asyncssh.SSHServer):
     """One connection: the callbacks of asyncssh."""
 
@@ -53,6 +63,7 @@ class SshConnection(asyncssh.SSHServer):
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._conn = conn
+        conn._all_server_host_keys = ProvenOnce(conn._all_server_host_keys.items())
         self._pace = pace_of(conn)
         peer = conn.get_extra_info("peername")
         self._address = conn.get_extra_info(CLIENT_ADDRESS) or (peer[0] if peer else None)

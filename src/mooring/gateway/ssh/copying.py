@@ -15,12 +15,25 @@ from mooring.streams.tasks import cancelled
 
 # Of input for the instance; then the client's window (2 MiB) does not open again, and the client has to wait.
 _BUFFERED_BYTES: Final = 256 * 1024
+_SMALL_BYTES: Final = 4096
+# What a piece of input needs besides its bytes.
+_PIECE_BYTES: Final = 128
 # How long a client that does not read may take to read the last message.
 _STATUS_WITHIN_S: Final = 2.0
 
 SshChannel = asyncssh.SSHServerChannel[bytes] | asyncssh.SSHTCPChannel[bytes]
 
 log = logging.getLogger(__name__)
+
+
+class JoinedPieces(list[tuple[bytes, Any]]):
+    """What asyncssh keeps while reading is paused. It joins small pieces: a client may send single bytes."""
+
+    def append(self, piece: tuple[bytes, Any]) -> None:
+        if self and self[-1][1] == piece[1] and len(self[-1][0]) < _SMALL_BYTES:
+            self[-1] = (self[-1][0] + piece[0], piece[1])
+        else:
+            super().append(piece)
 
 
 class ChannelOwner(Protocol):
@@ -55,6 +68,7 @@ class Copying(ABC):
 
     def connection_made(self, chan: Any) -> None:
         self.chan = chan
+        chan._recv_buf = JoinedPieces(chan._recv_buf)
 
     def session_started(self) -> None:
         self._task = asyncio.create_task(self._guarded())
@@ -62,7 +76,7 @@ class Copying(ABC):
     def data_received(self, data: bytes, datatype: Any) -> None:
         self.put(Channel.STDIN, data)
         self._owner.used()
-        self._buffered += len(data)
+        self._buffered += len(data) + _PIECE_BYTES
         self._pause_if_full()
 
     def eof_received(self) -> bool:
@@ -174,7 +188,7 @@ class Copying(ABC):
             channel, data = await self._input.get()
             data = self._latest.pop(channel, data)
             if channel is Channel.STDIN:
-                self._buffered -= len(data)
+                self._buffered -= len(data) + _PIECE_BYTES
             if not await stream.send(channel, data):
                 await asyncio.Event().wait()  # the output ends too, with the reason
             if self._paused and self._buffered < _BUFFERED_BYTES:

@@ -5,9 +5,15 @@ from typing import Any, Final, cast
 
 import asyncssh
 
-# What the gateway keeps for a client that does not read. Then it reads nothing more from that client either,
-# because asyncssh answers many messages.
-_UNREAD_BYTES: Final = 1024 * 1024
+# Beyond this many unsent bytes, the gateway reads nothing more from the client, because asyncssh answers many
+# messages.
+_UNSENT_BYTES: Final = 1024 * 1024
+# Beyond this many unparsed bytes too: asyncssh parses nothing while it computes a key exchange, and then all
+# at once, in a time that grows with the square of the bytes. A packet has 256 KiB at most.
+_UNPARSED_BYTES: Final = 257 * 1024
+# asyncssh sends nothing during a key exchange, which the client may begin and never end.
+_DEFERRED_PACKETS: Final = 10_000
+_CHECK_EVERY_S: Final = 0.02
 _PACE: Final = "mooring_pace"
 
 
@@ -25,6 +31,7 @@ class PacedConnection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._transport: asyncio.Transport | None = None
+        self._lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -32,14 +39,32 @@ class PacedConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._connection.data_received(data)
-        assert self._transport is not None  # it has sent the data
-        if self._transport.get_write_buffer_size() > _UNREAD_BYTES:
-            self._transport.pause_reading()
+        if len(self._connection._deferred_packets) > _DEFERRED_PACKETS:
+            self._connection.abort()
+        self._pause_if_full()
+
+    def _pause_if_full(self) -> None:
+        transport = self._transport
+        assert transport is not None  # it has sent the data
+        if transport.is_closing():
+            return
+        if transport.get_write_buffer_size() > _UNSENT_BYTES:
+            transport.pause_reading()  # until `resume_writing`
+        elif len(self._connection._inpbuf) > _UNPARSED_BYTES:
+            transport.pause_reading()
+            asyncio.get_running_loop().call_later(_CHECK_EVERY_S, self._resume)
+
+    def _resume(self) -> None:
+        assert self._transport is not None
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._pause_if_full()
 
     def eof_received(self) -> None:
         self._connection.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
         self._writable.set()
         self._connection.connection_lost(exc)
 
@@ -48,12 +73,13 @@ class PacedConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._writable.set()
-        assert self._transport is not None  # it calls this
-        self._transport.resume_reading()
+        self._resume()
 
     async def drained(self) -> None:
         """Wait until the client has read most of what was sent to it."""
         await self._writable.wait()
+        while self._connection._deferred_packets and not self._lost:
+            await asyncio.sleep(_CHECK_EVERY_S)
 
 
 def pace_of(connection: asyncssh.SSHServerConnection) -> PacedConnection:
