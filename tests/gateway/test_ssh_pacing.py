@@ -1,7 +1,9 @@
-"""The gateway keeps a bounded amount of data for an SSH client that does not read."""
+"""The gateway keeps a bounded amount of data for an SSH client, and takes a bounded amount from it."""
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import asyncssh
@@ -13,6 +15,7 @@ from mooring.gateway.ssh.copying import JoinedPieces
 from mooring.gateway.ssh.pacing import PacedConnection, pace_of
 
 MIB = 1024 * 1024
+ANSWER_BYTES = 65536
 WITHIN_S = 30
 
 
@@ -21,9 +24,10 @@ class Talkative:
 
     def __init__(self) -> None:
         self.answered = 0
+        self.aborted = asyncio.Event()
+        self.lost = asyncio.Event()
         self._inpbuf = b""
         self._deferred_packets: list[bytes] = []
-        self.aborted = asyncio.Event()
         self._info: dict[str, Any] = {}
 
     def set_extra_info(self, **info: Any) -> None:
@@ -37,101 +41,117 @@ class Talkative:
 
     def data_received(self, _data: bytes) -> None:
         self.answered += 1
-        self._transport.write(bytes(65536))
+        self._transport.write(bytes(ANSWER_BYTES))
 
     def connection_lost(self, _error: Exception | None) -> None:
-        pass
+        self.lost.set()
 
     def abort(self) -> None:
         self.aborted.set()
 
 
-async def connected(talkative: Talkative) -> tuple[asyncio.Transport, socket.socket]:
+class Connected:
+    """A client on one end of a socket, and `Talkative` on the other."""
+
+    def __init__(self, talkative: Talkative, transport: asyncio.Transport, client: socket.socket) -> None:
+        self.talkative, self.transport = talkative, transport
+        self._client, self._loop = client, asyncio.get_running_loop()
+
+    async def send(self) -> None:
+        await self._loop.sock_sendall(self._client, b"x")
+
+    async def send_until_it_is_not_read(self) -> None:
+        async with asyncio.timeout(WITHIN_S):
+            while self.transport.is_reading():
+                await self.send()
+                await asyncio.sleep(0)
+
+    async def receive(self) -> int:
+        """Returns the number of bytes."""
+        return len(await self._loop.sock_recv(self._client, MIB))
+
+    def waits_for_the_client(self) -> "asyncio.Future[None]":
+        return asyncio.ensure_future(pace_of(cast(asyncssh.SSHServerConnection, self.talkative)).drained())
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[Connected]:
+    talkative = Talkative()
     ours, theirs = socket.socketpair()
     theirs.settimeout(0)
-    asyncssh_connection = cast(asyncssh.SSHServerConnection, talkative)
     transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-        lambda: PacedConnection(asyncssh_connection), ours
+        lambda: PacedConnection(cast(asyncssh.SSHServerConnection, talkative)), ours
     )
-    return transport, theirs
-
-
-async def write_until_blocked(client: socket.socket, transport: asyncio.Transport) -> None:
-    """Send single bytes, and let the other side take them, until it reads no more."""
-    while transport.is_reading():
-        await asyncio.get_running_loop().sock_sendall(client, b"x")
-        await asyncio.sleep(0)
+    try:
+        yield Connected(talkative, transport, theirs)
+    finally:
+        theirs.close()
+        transport.abort()
+        await talkative.lost.wait()  # uvloop does not close while a connection is open
 
 
 def test_nothing_is_read_from_a_client_that_reads_nothing() -> None:
     async def run() -> None:
-        talkative = Talkative()
-        transport, client = await connected(talkative)
-        await asyncio.wait_for(write_until_blocked(client, transport), WITHIN_S)
-        assert MIB < transport.get_write_buffer_size() < 2 * MIB
-        drained = asyncio.ensure_future(pace_of(cast(asyncssh.SSHServerConnection, talkative)).drained())
-        received = 0
-        while received < talkative.answered * 65536:
-            assert drained.done() is False or transport.get_write_buffer_size() < MIB
-            received += len(await asyncio.get_running_loop().sock_recv(client, MIB))
-        await asyncio.wait_for(drained, WITHIN_S)
-        assert transport.is_reading()
-        client.close()
-        transport.close()
+        async with connected() as made:
+            await made.send_until_it_is_not_read()
+            assert MIB < made.transport.get_write_buffer_size() < 2 * MIB
+            drained = made.waits_for_the_client()
+            received = await made.receive()
+            assert not drained.done()
+            while received < made.talkative.answered * ANSWER_BYTES:
+                received += await made.receive()
+            await asyncio.wait_for(drained, WITHIN_S)
+            assert made.transport.is_reading()
 
     uvloop.run(run())
 
 
 def test_who_waits_for_a_client_is_told_that_it_is_gone() -> None:
     async def run() -> None:
-        talkative = Talkative()
-        transport, client = await connected(talkative)
-        await asyncio.wait_for(write_until_blocked(client, transport), WITHIN_S)
-        drained = asyncio.ensure_future(pace_of(cast(asyncssh.SSHServerConnection, talkative)).drained())
-        client.close()
-        transport.abort()
-        await asyncio.wait_for(drained, WITHIN_S)
+        async with connected() as made:
+            await made.send_until_it_is_not_read()
+            drained = made.waits_for_the_client()
+            made.transport.abort()
+            await asyncio.wait_for(drained, WITHIN_S)
 
     uvloop.run(run())
 
 
 def test_a_key_exchange_that_never_ends_stops_the_output() -> None:
     async def run() -> None:
-        talkative = Talkative()
-        transport, client = await connected(talkative)
-        talkative._deferred_packets = [b"x"]
-        drained = asyncio.ensure_future(pace_of(cast(asyncssh.SSHServerConnection, talkative)).drained())
-        done, _ = await asyncio.wait({drained}, timeout=0.2)
-        assert not done
-        talkative._deferred_packets = []
-        await asyncio.wait_for(drained, WITHIN_S)
-        talkative._deferred_packets = [b"x"] * 10_001
-        await asyncio.get_running_loop().sock_sendall(client, b"x")
-        await asyncio.wait_for(talkative.aborted.wait(), WITHIN_S)
-        client.close()
-        transport.close()
+        async with connected() as made:
+            made.talkative._deferred_packets = [b"x"]
+            drained = made.waits_for_the_client()
+            done, _ = await asyncio.wait({drained}, timeout=0.2)
+            assert not done
+            made.talkative._deferred_packets = []
+            await asyncio.wait_for(drained, WITHIN_S)
+
+    uvloop.run(run())
+
+
+def test_a_client_that_asks_much_during_a_key_exchange_is_disconnected() -> None:
+    async def run() -> None:
+        async with connected() as made:
+            made.talkative._deferred_packets = [b"x"] * 10_001
+            await made.send()
+            await asyncio.wait_for(made.talkative.aborted.wait(), WITHIN_S)
 
     uvloop.run(run())
 
 
 def test_nothing_is_read_while_much_is_unparsed() -> None:
     async def run() -> None:
-        talkative = Talkative()
-        transport, client = await connected(talkative)
-        talkative._inpbuf = bytes(MIB)
-        await asyncio.wait_for(write_until_blocked(client, transport), WITHIN_S)
-        assert transport.get_write_buffer_size() < MIB, "this is not why it stops"
-        talkative._inpbuf = b""
-        await asyncio.wait_for(until_reading(transport), WITHIN_S)
-        client.close()
-        transport.close()
+        async with connected() as made:
+            made.talkative._inpbuf = bytes(MIB)
+            await made.send_until_it_is_not_read()
+            assert made.transport.get_write_buffer_size() < MIB, "this is not why it stops"
+            made.talkative._inpbuf = b""
+            async with asyncio.timeout(WITHIN_S):
+                while not made.transport.is_reading():
+                    await asyncio.sleep(0)
 
     uvloop.run(run())
-
-
-async def until_reading(transport: asyncio.Transport) -> None:
-    while not transport.is_reading():
-        await asyncio.sleep(0)
 
 
 def test_single_bytes_are_joined() -> None:
