@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.gateway.port_proxy import DOMAIN, Proxy, running_proxy
 from tests.testbed.workspace import Workspace
 from tests.walk.product import GatewayProcess, ServerProcess, running_gateway
 
@@ -28,3 +29,16 @@ def gateway(
     folder = tmp_path_factory.mktemp("gateway")
     with running_gateway(server.environment, workspace, folder, HOST) as gateway:
         yield gateway
+
+
+@pytest.fixture(scope="module")
+def shared(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    """A port proxy with a domain, and the instance `box`."""
+    with running_proxy(workspace, tmp_path_factory.mktemp("proxy"), DOMAIN) as made:
+        made.instance("box")
+        yield made
+
+
+@pytest.fixture
+def proxy(shared: Proxy) -> Iterator[Proxy]:
+    yield from shared.checked()

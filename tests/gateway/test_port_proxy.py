@@ -5,27 +5,12 @@ import socket
 import time
 from collections.abc import Iterator
 
-import pytest
-
-from tests.gateway.port_proxy import DOMAIN, Proxy, get, read_all, read_head, running_proxy
+from tests.gateway.port_proxy import Proxy, get, read_all, read_head
 from tests.service import ADMIN_KEY
 from tests.testbed.waiting import wait_until
-from tests.testbed.workspace import Workspace
 
 MIB = 1024 * 1024
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-
-
-@pytest.fixture(scope="module")
-def shared(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    with running_proxy(workspace, tmp_path_factory.mktemp("proxy"), DOMAIN) as made:
-        made.instance("box")
-        yield made
-
-
-@pytest.fixture
-def proxy(shared: Proxy) -> Iterator[Proxy]:
-    yield from shared.checked()
 
 
 def echo_request(connection: socket.socket) -> None:

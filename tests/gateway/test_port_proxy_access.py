@@ -23,11 +23,6 @@ def shared(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> It
         yield made
 
 
-@pytest.fixture
-def proxy(shared: Proxy) -> Iterator[Proxy]:
-    yield from shared.checked()
-
-
 def with_port(proxy: Proxy, name: str, auth: str, **fields: Any) -> tuple[Program, dict[str, Any]]:
     program = proxy.program(echo_request)
     port = {"container": program.port, "expose": "proxy", "auth": auth}

@@ -13,29 +13,19 @@ import pytest
 
 from mooring.gateway.ports.shared import REQUESTS_PER_NETWORK
 from tests.gateway.port_proxy import (
-    DOMAIN,
     WITHIN_S,
     Program,
     Proxy,
     get,
     read_all,
     read_head,
-    running_proxy,
 )
 from tests.gateway.test_port_proxy import OK, UPGRADE, echo_request
 from tests.service import ADMIN_KEY
 from tests.testbed.waiting import wait_until
-from tests.testbed.workspace import Workspace
 from tests.walk.test_stream_faults import connections_of
 
 MIB = 1024 * 1024
-
-
-@pytest.fixture(scope="module")
-def shared(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    with running_proxy(workspace, tmp_path_factory.mktemp("proxy"), DOMAIN) as made:
-        made.instance("box")
-        yield made
 
 
 @pytest.fixture

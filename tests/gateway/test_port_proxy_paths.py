@@ -21,11 +21,6 @@ def shared(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> It
         yield made
 
 
-@pytest.fixture
-def proxy(shared: Proxy) -> Iterator[Proxy]:
-    yield from shared.checked()
-
-
 def host_of(proxy: Proxy) -> str:
     return f"127.0.0.1:{proxy.gateway.proxy_port}"
 

@@ -5,37 +5,21 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from tests.gateway.port_proxy import (
-    DOMAIN,
     WITHIN_S,
     Program,
     Proxy,
     get,
     read_all,
     read_head,
-    running_proxy,
 )
 from tests.gateway.test_port_proxy import OK, UPGRADE
 from tests.testbed.waiting import wait_until
-from tests.testbed.workspace import Workspace
 
 MIB = 1024 * 1024
-
-
-@pytest.fixture(scope="module")
-def shared(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    with running_proxy(workspace, tmp_path_factory.mktemp("proxy"), DOMAIN) as made:
-        made.instance("box")
-        yield made
-
-
-@pytest.fixture
-def proxy(shared: Proxy) -> Iterator[Proxy]:
-    yield from shared.checked()
 
 
 def reset(connection: socket.socket) -> None:

@@ -156,6 +156,17 @@ def unharmed(gateway: GatewayProcess, key: Ed25519PrivateKey) -> Iterator[None]:
     assert not gateway.printed()[printed:], gateway.tail()
 
 
+@contextlib.contextmanager
+def session(gateway: GatewayProcess, key: Ed25519PrivateKey) -> Iterator[PacketClient]:
+    """A client with an open session."""
+    with contextlib.closing(PacketClient(HOST, gateway.ssh_port)) as client:
+        client.exchange_keys()
+        client.log_in("waits", key)
+        client.send(OPEN_SESSION)
+        client.read_until(CHANNEL_OPENED)
+        yield client
+
+
 def log_in(gateway: GatewayProcess, key: Ed25519PrivateKey) -> None:
     with contextlib.closing(PacketClient(HOST, gateway.ssh_port)) as client:
         client.exchange_keys()
@@ -222,11 +233,7 @@ def test_messages_that_need_no_room_in_the_window_fill_no_memory(
     gateway: GatewayProcess, key: Ed25519PrivateKey
 ) -> None:
     process = psutil.Process(gateway.pid)
-    with contextlib.closing(PacketClient(HOST, gateway.ssh_port)) as client:
-        client.exchange_keys()
-        client.log_in("waits", key)
-        client.send(OPEN_SESSION)
-        client.read_until(CHANNEL_OPENED)
+    with session(gateway, key) as client:
         resize = bytes([98]) + uint32(0) + string(b"window-change")
         for number in range(RESIZES):
             client.send(resize + b"\0" + uint32(80 + number % 100) * 4)
@@ -240,11 +247,7 @@ def test_messages_that_need_no_room_in_the_window_fill_no_memory(
 
 def test_variables_of_a_session_fill_no_memory(gateway: GatewayProcess, key: Ed25519PrivateKey) -> None:
     process = psutil.Process(gateway.pid)
-    with contextlib.closing(PacketClient(HOST, gateway.ssh_port)) as client:
-        client.exchange_keys()
-        client.log_in("waits", key)
-        client.send(OPEN_SESSION)
-        client.read_until(CHANNEL_OPENED)
+    with session(gateway, key) as client:
         memory = process.memory_info().rss
         variable = bytes([98]) + uint32(0) + string(b"env")
         for number in range(VARIABLES):

@@ -121,8 +121,8 @@ def test_a_rotation_is_shown_and_audited(rotation: Rotation) -> None:
     assert "--host" in rotation.keys("rotate").stderr
     both = [line.split(maxsplit=2) for line in rotation.keys("rotate", "--host", "--ca").stdout.splitlines()]
     assert [(kind, use) for kind, _key, use in both] == [
-        ("host", "used until it is retired"), ("host", "used then"), ("ca", "trusted until it is retired"),
-        ("ca", "signs"),
+        ("host", "used until it is retired"), ("host", "used after that"),
+        ("ca", "trusted until it is retired"), ("ca", "signs"),
     ]  # fmt: skip
     retired = [
         line.split(maxsplit=2) for line in rotation.keys("retire", "--host", "--ca").stdout.splitlines()

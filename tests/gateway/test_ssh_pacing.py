@@ -1,12 +1,15 @@
 """The gateway keeps a bounded amount of data for an SSH client, and takes a bounded amount from it."""
 
 import asyncio
+import inspect
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import asyncssh
+import asyncssh.channel
+import asyncssh.connection
 import pytest
 import uvloop
 
@@ -169,3 +172,21 @@ def test_a_host_key_is_proven_once() -> None:
     assert keys[b"a"] == "key"
     with pytest.raises(KeyError):
         keys[b"a"]
+
+
+@pytest.mark.parametrize(
+    ("function", "member"),
+    [
+        (asyncssh.connection.SSHConnection.data_received, "_inpbuf += data"),
+        (asyncssh.connection.SSHConnection.send_packet, "_deferred_packets.append("),
+        (asyncssh.channel.SSHChannel._accept_data, "_recv_buf.append((data, datatype))"),
+        (asyncssh.channel.SSHServerChannel._process_env_request, "_env[key] = value"),
+        (
+            asyncssh.SSHServerConnection._process_hostkeys_prove_00_at_openssh_dot_com_global_request,
+            "_all_server_host_keys[key_data]",
+        ),
+    ],
+)
+def test_asyncssh_has_the_members_that_mooring_uses(function: Callable[..., Any], member: str) -> None:
+    """They are private: an upgrade may change them, and the bounds would silently be gone."""
+    assert member in inspect.getsource(function)

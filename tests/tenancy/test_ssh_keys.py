@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from mooring.control import ssh_identity
-from mooring.control.ssh_identity import GatewayKey
+from mooring.control.ssh_identity import GatewayKeyKind
 from mooring.control.tenants import ssh_holders, ssh_keys
 from mooring.control.tenants.ssh_holders import Holder
 from mooring.core.access import Caller, Permission, Role
@@ -209,7 +209,7 @@ def test_a_certificate_is_signed_and_names_its_holder(setup: Setup) -> None:
     certificate.verify_cert_signature()
     with setup.service.plane.database.read() as session:
         assert signer_of(certificate) in ssh_identity.public_keys(
-            session, setup.service.plane.encryptor, GatewayKey.CA
+            session, setup.service.plane.encryptor, GatewayKeyKind.CA
         )
     holder = f"{person.key['id']}/{setup.a.id}"
     assert certificate.valid_principals == [holder.encode()]

@@ -10,7 +10,7 @@ from mooring.cli.common import open_database, read_settings, sign_with_audit_key
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from mooring.control.ssh_identity import GatewayKey
+    from mooring.control.ssh_identity import GatewayKeyKind
     from mooring.control.tenants.encryption import Encryptor
     from mooring.core.access import Access
 
@@ -19,7 +19,7 @@ app = typer.Typer(help="Rotate the keys of the gateways: the host key and the CA
 # By the kind of key and how many there are; the oldest first.
 _USES: Final = {
     ("host", 1): ("used",),
-    ("host", 2): ("used until it is retired", "used then"),
+    ("host", 2): ("used until it is retired", "used after that"),
     ("ca", 1): ("signs",),
     ("ca", 2): ("trusted until it is retired", "signs"),
 }
@@ -33,11 +33,11 @@ def show() -> None:
     """Print the fingerprint of each key, and what it is for."""
     from mooring.cli.gateway import explained_keys  # noqa: PLC0415
     from mooring.control import ssh_identity  # noqa: PLC0415
-    from mooring.control.ssh_identity import GatewayKey  # noqa: PLC0415
+    from mooring.control.ssh_identity import GatewayKeyKind  # noqa: PLC0415
 
     encryptor = _encryptor()
     with open_database() as database, explained_keys(), database.read() as session:
-        for kind in GatewayKey:
+        for kind in GatewayKeyKind:
             keys = ssh_identity.fingerprints(session, encryptor, kind)
             for key, use in zip(keys, _USES[kind, len(keys)], strict=True):
                 typer.echo(f"{kind:5} {key}  {use}")
@@ -70,14 +70,18 @@ def retire(host: Host = False, ca: Ca = False) -> None:
 
 
 def _change(
-    change: "Callable[[Session, Access, Encryptor, GatewayKey], None]", action: str, *, host: bool, ca: bool
+    change: "Callable[[Session, Access, Encryptor, GatewayKeyKind], None]",
+    action: str,
+    *,
+    host: bool,
+    ca: bool,
 ) -> None:
     from mooring.cli.gateway import explained_keys  # noqa: PLC0415
-    from mooring.control.ssh_identity import GatewayKey  # noqa: PLC0415
+    from mooring.control.ssh_identity import GatewayKeyKind  # noqa: PLC0415
     from mooring.core.access import on_host  # noqa: PLC0415
     from mooring.core.errors import Conflict  # noqa: PLC0415
 
-    kinds = [kind for kind, chosen in ((GatewayKey.HOST, host), (GatewayKey.CA, ca)) if chosen]
+    kinds = [kind for kind, chosen in ((GatewayKeyKind.HOST, host), (GatewayKeyKind.CA, ca)) if chosen]
     if not kinds:
         raise typer.BadParameter("say which keys: --host, --ca or both")
     encryptor = _encryptor()

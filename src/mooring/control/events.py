@@ -189,7 +189,7 @@ def newest_seq(session: Session) -> int:
 
 
 def seq_before(session: Session, at: datetime) -> int:
-    """The `seq` to read after for the events from a time on; those before it may be among them.
+    """The `seq` after which to read, to get all events since a time. Some of them may be older: check each.
 
     A search in halves by the key, because the times have no index. Their order is about that of `seq`.
     """

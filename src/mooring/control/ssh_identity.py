@@ -26,7 +26,7 @@ _KEY_BYTES: Final = 32
 _NO_KEYS: Final = "the gateways have no keys yet: start the server first"
 
 
-class GatewayKey(StrEnum):
+class GatewayKeyKind(StrEnum):
     HOST = "host"
     CA = "ca"
 
@@ -34,12 +34,12 @@ class GatewayKey(StrEnum):
 def ensure(session: Session, encryptor: Encryptor) -> None:
     """Create the keys at the first start."""
     row = session.scalars(select(ControlPlane)).one()
-    for kind in GatewayKey:
+    for kind in GatewayKeyKind:
         if _encrypted(row, kind) is None:
             _store(row, encryptor, kind, [_new_key()])
 
 
-def rotate(session: Session, access: Access, encryptor: Encryptor, kind: GatewayKey) -> None:
+def rotate(session: Session, access: Access, encryptor: Encryptor, kind: GatewayKeyKind) -> None:
     """Add a key. The old host key is used and both are shown; the new CA key signs and both are trusted.
 
     Raises:
@@ -53,7 +53,7 @@ def rotate(session: Session, access: Access, encryptor: Encryptor, kind: Gateway
     _record(session, access, keys, _keys(row, encryptor, kind))
 
 
-def retire(session: Session, access: Access, encryptor: Encryptor, kind: GatewayKey) -> None:
+def retire(session: Session, access: Access, encryptor: Encryptor, kind: GatewayKeyKind) -> None:
     """Remove the old key.
 
     Raises:
@@ -77,7 +77,7 @@ def _record(
 def encrypted_keys(session: Session) -> tuple[bytes | None, ...]:
     """The encrypted keys, which differ after each change."""
     row = _row(session)
-    return tuple(_encrypted(row, kind) for kind in GatewayKey)
+    return tuple(_encrypted(row, kind) for kind in GatewayKeyKind)
 
 
 def host_keys(session: Session, encryptor: Encryptor) -> list[bytes]:
@@ -91,21 +91,21 @@ def host_keys(session: Session, encryptor: Encryptor) -> list[bytes]:
         key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
         )
-        for key in _keys_now(session, encryptor, GatewayKey.HOST)
+        for key in _keys_now(session, encryptor, GatewayKeyKind.HOST)
     ]
 
 
 def ca_key(session: Session, encryptor: Encryptor) -> Ed25519PrivateKey:
     """The key that signs user certificates. Raises InvalidToken, Unavailable: as `host_keys`."""
-    return _keys_now(session, encryptor, GatewayKey.CA)[-1]
+    return _keys_now(session, encryptor, GatewayKeyKind.CA)[-1]
 
 
-def public_keys(session: Session, encryptor: Encryptor, kind: GatewayKey) -> list[str]:
+def public_keys(session: Session, encryptor: Encryptor, kind: GatewayKeyKind) -> list[str]:
     """Type and base64 of each key, oldest first. Raises InvalidToken, Unavailable: as `host_keys`."""
     return [_public(key) for key in _keys_now(session, encryptor, kind)]
 
 
-def fingerprints(session: Session, encryptor: Encryptor, kind: GatewayKey) -> list[str]:
+def fingerprints(session: Session, encryptor: Encryptor, kind: GatewayKeyKind) -> list[str]:
     """As `ssh-keygen -l` shows them, oldest first. Raises InvalidToken, Unavailable: as `host_keys`."""
     return [_fingerprint(key) for key in _keys_now(session, encryptor, kind)]
 
@@ -125,21 +125,21 @@ def _new_key() -> Ed25519PrivateKey:
     return Ed25519PrivateKey.generate()
 
 
-def _encrypted(row: ControlPlane, kind: GatewayKey) -> bytes | None:
-    return row.sealed_ssh_host_key if kind is GatewayKey.HOST else row.sealed_ssh_ca_key
+def _encrypted(row: ControlPlane, kind: GatewayKeyKind) -> bytes | None:
+    return row.sealed_ssh_host_key if kind is GatewayKeyKind.HOST else row.sealed_ssh_ca_key
 
 
 def _store(
-    row: ControlPlane, encryptor: Encryptor, kind: GatewayKey, keys: Sequence[Ed25519PrivateKey]
+    row: ControlPlane, encryptor: Encryptor, kind: GatewayKeyKind, keys: Sequence[Ed25519PrivateKey]
 ) -> None:
     encrypted = encryptor.encrypt(b"".join(key.private_bytes_raw() for key in keys))
-    if kind is GatewayKey.HOST:
+    if kind is GatewayKeyKind.HOST:
         row.sealed_ssh_host_key = encrypted
     else:
         row.sealed_ssh_ca_key = encrypted
 
 
-def _keys(row: ControlPlane, encryptor: Encryptor, kind: GatewayKey) -> list[Ed25519PrivateKey]:
+def _keys(row: ControlPlane, encryptor: Encryptor, kind: GatewayKeyKind) -> list[Ed25519PrivateKey]:
     encrypted = _encrypted(row, kind)
     if encrypted is None:
         raise Unavailable(_NO_KEYS)
@@ -148,12 +148,12 @@ def _keys(row: ControlPlane, encryptor: Encryptor, kind: GatewayKey) -> list[Ed2
     return [Ed25519PrivateKey.from_private_bytes(joined[at : at + _KEY_BYTES]) for at in starts]
 
 
-def _keys_now(session: Session, encryptor: Encryptor, kind: GatewayKey) -> list[Ed25519PrivateKey]:
+def _keys_now(session: Session, encryptor: Encryptor, kind: GatewayKeyKind) -> list[Ed25519PrivateKey]:
     return _keys(_row(session), encryptor, kind)
 
 
 def _locked(
-    session: Session, encryptor: Encryptor, kind: GatewayKey
+    session: Session, encryptor: Encryptor, kind: GatewayKeyKind
 ) -> tuple[ControlPlane, list[Ed25519PrivateKey]]:
     row = _row(session, is_locked=True)
     return row, _keys(row, encryptor, kind)

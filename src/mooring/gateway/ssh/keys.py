@@ -11,7 +11,7 @@ from cryptography.fernet import InvalidToken
 from starlette.concurrency import run_in_threadpool
 
 from mooring.control import ssh_identity
-from mooring.control.ssh_identity import GatewayKey
+from mooring.control.ssh_identity import GatewayKeyKind
 from mooring.control.tenants.encryption import Encryptor
 from mooring.core.errors import Unavailable
 from mooring.db import failures
@@ -62,7 +62,7 @@ class GatewayKeys:
                 ],
                 [
                     asyncssh.import_public_key(key)
-                    for key in ssh_identity.public_keys(session, self._encryptor, GatewayKey.CA)
+                    for key in ssh_identity.public_keys(session, self._encryptor, GatewayKeyKind.CA)
                 ],
             )
 

@@ -70,7 +70,8 @@ class SshListener:
     async def prepare(self) -> None:
         """Call this first, once.
 
-        To asyncssh this object is a tunnel: clients come through it, and not through a socket of asyncssh.
+        asyncssh accepts a protocol before its own from a tunnel only, so it gets this object as one: it calls
+        `create_server` with the function that makes a connection.
         """
         self._acceptor = await asyncssh.listen(tunnel=self, **self._options)
 
