@@ -301,9 +301,11 @@ def test_keepalives_and_messages_on_channels_of_nodes_are_ignored(node: Node, se
 @pytest.mark.parametrize("kind", [{"exec": ExecRequest(command=["cat"])}, {"dial": DialRequest(port=80)}])
 def test_input_after_its_end_is_dropped(node: Node, kind: dict[str, Any]) -> None:
     stream = node.serve("str_1", **kind)
-    stream.connection.send(STDIN_CLOSED)
-    send(stream, Channel.STDIN, b"late")
-    stream.connection.send(STDIN_CLOSED)
+    # In one write: the stream ends soon after the first message.
+    with stream.connection.protocol_mutex:
+        for each in (STDIN_CLOSED, message(Channel.STDIN, b"late"), STDIN_CLOSED):
+            stream.connection.protocol.send_binary(each)
+        stream.connection.send_data()
     assert stream.ended().reason is None
     assert stream.output() == b""
 

@@ -67,7 +67,8 @@ def test_every_field_of_the_request_is_returned(sandbox: Sandbox) -> None:
     assert shown["created_at"].endswith("Z")
     assert len(shown["created_at"]) == len("2026-11-21T08:00:00.123Z")
     read = sandbox.client.instance(shown["id"])
-    assert {**read, "reason": None, "version": 1} == {**shown, "reason": None}
+    changed_by_scheduler = {"reason": None, "version": 1, "queue_position": None}
+    assert {**read, **changed_by_scheduler} == {**shown, **changed_by_scheduler}
 
 
 def test_only_an_image_is_required(shared: Client) -> None:
