@@ -22,7 +22,7 @@ from tests.walk.product import GatewayProcess, ServerProcess
 CLIENTS = int(os.environ.get("MOORING_TEST_CLIENTS", "300"))
 SEED = int(os.environ.get("MOORING_TEST_SEED", "7"))
 MIB = 1024 * 1024
-RESIZES, VARIABLES = 100_000, 1000
+MESSAGES, VARIABLES = 100_000, 1000
 NUMBERS = (0, 1, 255, 35_000, 2**31 - 1, 2**31, 2**32 - 1)
 TEXTS = (b"", b"\0", b"\xff\xfe", b"none", b"ssh-rsa", b"a" * 1000, b"../..", b"%s%n", "ä\n\x1b[2J".encode())
 
@@ -229,18 +229,27 @@ def test_invalid_packets_after_the_login_harm_nobody(gateway: GatewayProcess, ke
         fuzz(gateway, stage)
 
 
+def resize(number: int) -> bytes:
+    return string(b"window-change") + b"\0" + uint32(80 + number % 100) * 4
+
+
+def signalled(number: int) -> bytes:
+    return string(b"signal") + b"\0" + string([b"USR1", b"USR2", f"X{number}".encode()][number % 3])
+
+
+@pytest.mark.parametrize("request_of", [resize, signalled])
 def test_messages_that_need_no_room_in_the_window_fill_no_memory(
-    gateway: GatewayProcess, key: Ed25519PrivateKey
+    gateway: GatewayProcess, key: Ed25519PrivateKey, request_of: Callable[[int], bytes]
 ) -> None:
     process = psutil.Process(gateway.pid)
     with session(gateway, key) as client:
-        resize = bytes([98]) + uint32(0) + string(b"window-change")
-        for number in range(RESIZES):
-            client.send(resize + b"\0" + uint32(80 + number % 100) * 4)
-            if number == RESIZES // 10:
+        begin = bytes([98]) + uint32(0)
+        for number in range(MESSAGES):
+            client.send(begin + request_of(number))
+            if number == MESSAGES // 10:
                 memory = process.memory_info().rss
         # The answer comes after all others were read.
-        client.send(resize + b"\1" + uint32(80) * 4)
+        client.send(begin + string(b"window-change") + b"\1" + uint32(80) * 4)
         client.read_until(CHANNEL_SUCCESS)
         assert process.memory_info().rss < memory + 6 * MIB
 

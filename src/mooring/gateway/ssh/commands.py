@@ -1,6 +1,7 @@
 """A shell, a command or a subsystem of an SSH client, as a command in the instance."""
 
 import re
+import signal as signals
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -86,8 +87,8 @@ class CommandSession(Copying, asyncssh.SSHServerSession[bytes]):
         self.put_latest(Channel.RESIZE, _window(width, height).model_dump_json().encode())
 
     def signal_received(self, signal: str) -> None:
-        if re.fullmatch(r"[A-Z0-9]{1,16}", signal):
-            self.put_latest(Channel.SIGNAL, Signal(signal=signal).model_dump_json().encode())
+        if f"SIG{signal}" in signals.Signals.__members__:
+            self.put_once(Channel.SIGNAL, Signal(signal=signal).model_dump_json().encode())
 
     async def open(self) -> NodeStream:
         """Raises MooringError: why the command cannot be started."""

@@ -20,6 +20,7 @@ _SMALL_BYTES: Final = 4096
 _PIECE_BYTES: Final = 128
 # How long a client that does not read may take to read the last message.
 _STATUS_WITHIN_S: Final = 2.0
+_CLOSE_CHECK_EVERY_S: Final = 1.0
 
 SshChannel = asyncssh.SSHServerChannel[bytes] | asyncssh.SSHTCPChannel[bytes]
 
@@ -50,7 +51,14 @@ class ChannelOwner(Protocol):
 
 
 class Copying(ABC):
-    """The callbacks of asyncssh that commands and forwarded connections have in common."""
+    """The callbacks of asyncssh that commands and forwarded connections have in common.
+
+    Attributes:
+        delivered_within_s: how long the program may take to read its input after the client has closed the
+            channel; 0: the stream ends at once.
+    """
+
+    delivered_within_s = 0.0
 
     def __init__(self, owner: ChannelOwner) -> None:
         self._owner = owner
@@ -58,10 +66,13 @@ class Copying(ABC):
         self._input: asyncio.Queue[tuple[Channel, bytes]] = asyncio.Queue()
         self._buffered = 0
         self._paused = self._resuming = False
+        self._close_check: asyncio.TimerHandle | None = None
         self._latest: dict[Channel, bytes] = {}
+        self._once: set[tuple[Channel, bytes]] = set()
         self._writable = asyncio.Event()
         self._writable.set()
         self.lost = asyncio.Event()
+        self._was_closed = False
         self._task: asyncio.Task[None] | None = None
 
     # Callbacks of asyncssh.
@@ -72,6 +83,7 @@ class Copying(ABC):
 
     def session_started(self) -> None:
         self._task = asyncio.create_task(self._guarded())
+        self._task.add_done_callback(lambda _: self._owner.closed())
 
     def data_received(self, data: bytes, datatype: Any) -> None:
         self.put(Channel.STDIN, data)
@@ -90,8 +102,11 @@ class Copying(ABC):
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._was_closed = exc is None
         self.lost.set()
-        self._owner.closed()
+        self._writable.set()  # what is left is dropped
+        if self._task is None:
+            self._owner.closed()
 
     # What a subclass adds.
 
@@ -125,6 +140,12 @@ class Copying(ABC):
         if channel not in self._latest:
             self.put(channel, b"")
         self._latest[channel] = data
+
+    def put_once(self, channel: Channel, data: bytes) -> None:
+        """Queue a message that needs no room in the client's window, unless the same is still queued."""
+        if (channel, data) not in self._once:
+            self._once.add((channel, data))
+            self.put(channel, data)
 
     async def _guarded(self) -> None:
         try:
@@ -163,6 +184,8 @@ class Copying(ABC):
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
+                if self._was_closed and self.delivered_within_s:
+                    await self._deliver(output, revoked)
                 return
             async with asyncio.timeout(_STATUS_WITHIN_S):
                 self.end(await output)
@@ -171,9 +194,16 @@ class Copying(ABC):
         finally:
             await cancelled(*tasks)
 
+    async def _deliver(self, *ends: asyncio.Future[Any]) -> None:
+        """Wait until the program has read all and ended, as after a TCP client has closed its socket."""
+        self.put(Channel.CLOSE, STDIN_CLOSED[1:])
+        await asyncio.wait(ends, timeout=self.delivered_within_s, return_when=asyncio.FIRST_COMPLETED)
+
     async def _copy_output(self, stream: NodeStream) -> StreamStatus:
         while not isinstance(found := await stream.receive(), StreamStatus):
             channel, data = found
+            if self._channel.is_closing():
+                continue  # nobody reads it
             if channel is Channel.CLOSE and data == STDOUT_CLOSED[1:]:
                 self._channel.write_eof()
             elif data and channel in {Channel.STDOUT, Channel.STDERR}:
@@ -187,6 +217,7 @@ class Copying(ABC):
         while True:
             channel, data = await self._input.get()
             data = self._latest.pop(channel, data)
+            self._once.discard((channel, data))
             if channel is Channel.STDIN:
                 self._buffered -= len(data) + _PIECE_BYTES
             if not await stream.send(channel, data):
@@ -198,6 +229,21 @@ class Copying(ABC):
         if self._buffered >= _BUFFERED_BYTES and not self._resuming:
             self._paused = True
             self._channel.pause_reading()
+            self._check_close_later()
+
+    def _check_close_later(self) -> None:
+        if self._close_check is None:
+            loop = asyncio.get_running_loop()
+            self._close_check = loop.call_later(_CLOSE_CHECK_EVERY_S, self._check_close)
+
+    def _check_close(self) -> None:
+        """While reading is paused, asyncssh does not say that the client has closed the channel."""
+        self._close_check = None
+        if self._channel._recv_state == "close_pending":
+            self._writable.set()
+            asyncio.get_running_loop().call_later(self.delivered_within_s, self._channel.abort)
+        elif self._paused:
+            self._check_close_later()
 
     def _resume(self) -> None:
         """Take all that waits in asyncssh, which is a window at most, and only then pause again.

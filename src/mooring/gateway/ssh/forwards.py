@@ -20,6 +20,8 @@ def is_in_instance(host: str, instance_name: str) -> bool:
 class Forward(Copying, asyncssh.SSHTCPSession[bytes]):
     """One forwarded connection. Its stream is open before the client's channel is."""
 
+    delivered_within_s = 10.0  # Go's SSH clients close the channel right after the last write
+
     def __init__(self, owner: ChannelOwner, stream: NodeStream) -> None:
         super().__init__(owner)
         self._stream = stream

@@ -1,0 +1,124 @@
+"""Channels of one SSH connection, as multiplexing clients and SSH libraries use them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncssh
+import pytest
+
+from tests.service import Client
+from tests.testbed.waiting import wait_until
+from tests.walk.conftest import Cluster
+from tests.walk.ssh_client import WITHIN_S, SshClient
+from tests.walk.test_operations import SMALL
+from tests.walk.test_stream_faults import commands_in
+
+# More than all buffers between the client and a program take.
+MANY = 64 * 1024 * 1024
+STUCK_SAMPLES = 10
+# Busybox has no other way to wait for a connection.
+ACCEPTED = "while ! grep -q :1F9A /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done"
+
+
+@pytest.fixture
+def instance(admin: Client) -> dict[str, Any]:
+    made = admin.create(name="box", gpus={"count": 1}, command=["sleep", "100000"], **SMALL)
+    return admin.wait(made["id"], "running")
+
+
+@asynccontextmanager
+async def connected(ssh: SshClient) -> AsyncIterator[asyncssh.SSHClientConnection]:
+    async with asyncssh.connect(
+        ssh.gateway.host, ssh.gateway.ssh_port, username="box", client_keys=[str(ssh.key)], known_hosts=None,
+        config=None,
+    ) as connection:  # fmt: skip
+        yield connection
+
+
+async def until(condition: Callable[[], object]) -> None:
+    await asyncio.to_thread(wait_until, condition, WITHIN_S)
+
+
+async def fill(channel: Any) -> int:
+    """Send zeros to a program that does not read, until nothing more is taken. Returns how many were sent."""
+    channel.write(bytes(MANY))
+    left: list[int] = []
+
+    def is_stuck() -> bool:
+        left.append(channel.get_write_buffer_size())
+        return left[-1] < MANY and len(left) > STUCK_SAMPLES and left[-1] == left[-STUCK_SAMPLES]
+
+    while not is_stuck():
+        await asyncio.sleep(0.1)
+    return MANY - left[-1]
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(2 * WITHIN_S):
+            await work()
+
+    asyncio.run(limited())
+
+
+async def output_of(connection: asyncssh.SSHClientConnection, command: str) -> str:
+    return str((await connection.run(command, check=True)).stdout)
+
+
+def test_a_closed_channel_ends_its_command_even_if_that_reads_nothing(
+    ssh: SshClient, cluster: Cluster, instance: dict[str, Any]
+) -> None:
+    container = cluster.container(instance)
+
+    async def work() -> None:
+        async with connected(ssh) as connection:
+            process = await connection.create_process("sleep 6661", encoding=None)
+            await until(lambda: commands_in(container, "6661"))
+            await fill(process.channel)
+            process.channel.abort()
+            await until(lambda: not commands_in(container, "6661"))
+            assert await output_of(connection, "echo on") == "on\n"
+
+    run(work)
+
+
+def test_signals_that_wait_behind_input_all_arrive(
+    ssh: SshClient, cluster: Cluster, instance: dict[str, Any]
+) -> None:
+    traps = "trap 'echo one' USR1; trap 'echo two' USR2; trap 'echo three' HUP"
+    # The signals are for the whole process group, and the shell handles them between its commands.
+    read = f"(trap '' USR1 USR2 HUP; exec head -c {MANY})"
+    command = f"{traps}; echo ready; while ! [ -e /tmp/read ]; do sleep 0.1; done; {read}; sleep 1; read x"
+
+    async def work() -> None:
+        async with connected(ssh) as connection:
+            process = await connection.create_process(command, encoding=None)
+            assert await process.stdout.readline() == b"ready\n"
+            await fill(process.channel)
+            for name in ("USR1", "USR2", "HUP"):
+                process.send_signal(name)
+            await output_of(connection, "touch /tmp/read")
+            await process.stdout.readexactly(MANY)
+            assert {await process.stdout.readline() for _ in range(3)} == {b"one\n", b"two\n", b"three\n"}
+
+    run(work)
+
+
+def test_a_forwarded_connection_delivers_what_was_sent_before_it_was_closed(
+    ssh: SshClient, instance: dict[str, Any]
+) -> None:
+    async def work() -> None:
+        async with connected(ssh) as connection:
+            counted = "wc -c > /tmp/size; mv /tmp/size /tmp/received"
+            program = f"while ! [ -e /tmp/read ]; do sleep 0.1; done; {counted}"
+            await connection.create_process(f"nc -l -p 8090 -e sh -c '{program}'")
+            await connection.run(ACCEPTED, check=True)
+            _reader, writer = await connection.open_connection("localhost", 8090, encoding=None)
+            sent = await fill(writer.channel)
+            writer.channel.abort()
+            waiting = "touch /tmp/read; while ! [ -e /tmp/received ]; do sleep 0.1; done; cat /tmp/received"
+            assert await output_of(connection, waiting) == f"{sent}\n"
+
+    run(work)
