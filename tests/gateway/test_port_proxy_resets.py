@@ -73,6 +73,20 @@ def test_a_reset_after_an_upgrade_resets_the_client(proxy: Proxy) -> None:
             connection.recv(100)
 
 
+def test_a_reset_after_an_upgrade_resets_a_client_that_writes(proxy: Proxy) -> None:
+    head = b"HTTP/1.1 101 S\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    for _ in range(20):
+        made = Resetting(proxy, head + b"part")
+        with proxy.raw(get(proxy.host(made.program.port), "/", *UPGRADE)) as connection:
+            assert read_head(connection).startswith(b"HTTP/1.1 101 ")
+            assert connection.recv(100) == b"part"
+            made.now.set()
+            with pytest.raises(ConnectionResetError):
+                while not select.select([connection], [], [], 0.001)[0]:
+                    connection.send(b"x")
+                connection.recv(100)
+
+
 def test_an_early_answer_arrives_though_the_program_resets_the_connection(proxy: Proxy) -> None:
     """Servers do so that refuse a body by its size: they close without having read it."""
     answer = b"HTTP/1.1 413 Too large\r\nContent-Length: 5\r\nConnection: close\r\n\r\nlarge"

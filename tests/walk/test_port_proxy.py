@@ -4,6 +4,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -127,23 +128,34 @@ def test_a_stopped_instance_is_refused(client: httpx.Client, admin: Client, inst
     wait_until(lambda: client.get("/").status_code == 503, WITHIN_S)
 
 
-def test_a_websocket_passes(client: httpx.Client, proxy: GatewayProcess, admin: Client) -> None:
-    """The program is `nc`, which answers the handshake with what the test has prepared."""
+def nc_instance(admin: Client, program: str) -> dict[str, Any]:
+    """An instance whose port 9000 answers with a switch to WebSocket, and then with a program's output."""
     script = (
         "printf 'HTTP/1.1 101 S\\r\\nConnection: Upgrade\\r\\nUpgrade: websocket\\r\\n\\r\\n' > /tmp/head; "
-        "printf '#!/bin/sh\\ncat /tmp/head; exec cat\\n' > /tmp/echo; chmod +x /tmp/echo; "
-        "exec nc -ll -p 9000 -e /tmp/echo"
+        f"printf '#!/bin/sh\\ncat /tmp/head; exec {program}\\n' > /tmp/run; chmod +x /tmp/run; "
+        "exec nc -ll -p 9000 -e /tmp/run"
     )
     made = admin.create(name="ws", command=["sh", "-c", script], gpus={"count": 1}, **SMALL)
-    admin.wait(made["id"], "running")
+    return admin.wait(made["id"], "running")
+
+
+@contextmanager
+def upgraded(proxy: GatewayProcess) -> Iterator[socket.socket]:
+    """A client of `nc_instance`."""
     request = (
         "GET / HTTP/1.1\r\nHost: 9000-ws-default.apps.test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
         f"Authorization: Bearer {ADMIN_KEY}\r\n\r\n"
     )
+    with socket.create_connection((proxy.host, proxy.proxy_port), timeout=WITHIN_S) as connection:
+        connection.sendall(request.encode())
+        yield connection
+
+
+def test_a_websocket_passes(proxy: GatewayProcess, admin: Client) -> None:
+    nc_instance(admin, "cat")
 
     def echoed() -> bytes:
-        with socket.create_connection((proxy.host, proxy.proxy_port), timeout=WITHIN_S) as connection:
-            connection.sendall(request.encode())
+        with upgraded(proxy) as connection:
             received = connection.recv(65536)
             connection.sendall(b"\x81\x05hello")
             while received.startswith(b"HTTP/1.1 101") and b"\x81\x05hello" not in received:
@@ -151,3 +163,23 @@ def test_a_websocket_passes(client: httpx.Client, proxy: GatewayProcess, admin: 
             return received
 
     wait_until(lambda: echoed().endswith(b"\x81\x05hello"), WITHIN_S)
+
+
+def test_a_killed_agent_resets_a_websocket_that_is_behind(
+    proxy: GatewayProcess, cluster: Cluster, admin: Client
+) -> None:
+    """The client has not read all that arrived before: its end must not look like that of the messages."""
+    agent = cluster.agent_of(nc_instance(admin, "cat /dev/zero"))
+
+    def is_open() -> bool:
+        with upgraded(proxy) as connection:
+            return connection.recv(12) == b"HTTP/1.1 101"
+
+    wait_until(is_open, WITHIN_S)
+    with upgraded(proxy) as connection:
+        connection.recv(12)
+        agent.kill()
+        with pytest.raises(ConnectionResetError):
+            while connection.recv(1024):
+                connection.send(b"x")
+    agent.start()

@@ -235,11 +235,12 @@ class ProxyConnection(asyncio.StreamReaderProtocol):
         receiving = asyncio.ensure_future(self._copy_to_client(exchange.leftover, connection))
         try:
             await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
-            if receiving.done() and not connection.has_ended:
+            if not receiving.done():
+                # If sending has failed, what the program sent before its end, and how it ended, still arrives.
+                await asyncio.wait({receiving}, timeout=_HALF_CLOSED_S if sending.exception() else None)
+            elif not connection.has_ended:
                 await asyncio.wait({sending}, timeout=_HALF_CLOSED_S)
-            elif sending.done() and not sending.exception():
-                await receiving
-            if receiving.done() and receiving.exception() is not None:
+            if not receiving.done() or receiving.exception() is not None:
                 # The client must not take the part for the whole.
                 raise ConnectionResetError
         finally:
