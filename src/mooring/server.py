@@ -19,11 +19,10 @@ from mooring.api.views.rendered import RenderedInstances
 from mooring.auth import oidc
 from mooring.auth.credentials import Credentials
 from mooring.auth.rate_limits import FailedAttempts, RequestRates
-from mooring.control import bootstrap, ssh_identity
+from mooring.control import bootstrap, gateway_keys
 from mooring.control.audit import audit_log, signing_keys
 from mooring.control.audit.signing_keys import AuditKeys
 from mooring.control.bootstrap import ControlPlaneIdentity
-from mooring.control.instances import port_tokens
 from mooring.control.retention import RetentionTimes
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.control.tenants import encryption, registry_rules, storage
@@ -98,8 +97,7 @@ def open_control_plane(settings: Settings) -> ControlPlane:
         with database.write() as session:
             identity, new_key = bootstrap.ensure(session, admin_key.get_secret_value() if admin_key else None)
             encryption.check(session, encryptor)
-            ssh_identity.ensure(session, encryptor)
-            port_tokens.ensure_key(session, encryptor)
+            gateway_keys.ensure(session, encryptor)
             audit_log.start(session, audit_keys)
         roles.warn_of_serving_role(database.engine)
     except BaseException:

@@ -1,6 +1,7 @@
 """The port proxy: who may use which port."""
 
 import re
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,11 +11,12 @@ import httpx
 import pytest
 
 from mooring.control.instances.port_tokens import PortToken, PortTokens, TokenKind
-from tests.gateway.port_proxy import DOMAIN, Program, Proxy, get, running_proxy
+from tests.gateway.port_proxy import DOMAIN, WITHIN_S, Program, Proxy, get, running_proxy
 from tests.gateway.test_port_proxy import OK, echo_request
 from tests.service import Client
 from tests.testbed.waiting import wait_until
 from tests.testbed.workspace import Workspace
+from tests.walk.product import MOORING
 
 
 @pytest.fixture(scope="module")
@@ -193,13 +195,42 @@ def test_links_that_are_changed_expired_or_cookies_do_not_work(proxy: Proxy) -> 
 
 
 def test_an_expired_or_foreign_token_is_not_verified() -> None:
-    signer, other = PortTokens(b"a" * 32), PortTokens(b"b" * 32)
+    old, new = b"a" * 32, b"b" * 32
+    signer, other, rotated = PortTokens([old]), PortTokens([new]), PortTokens([old, new])
     token = PortToken("ins_x", 80, "key_x/prj_x", "token", 1000)
     text = signer.sign(TokenKind.LINK, token)
     assert signer.verify(TokenKind.LINK, text, 999.9) == token
     assert signer.verify(TokenKind.LINK, text, 1000.0) is None
     assert signer.verify(TokenKind.COOKIE, text, 0.0) is None
     assert other.verify(TokenKind.LINK, text, 0.0) is None
+    assert rotated.verify(TokenKind.LINK, text, 0.0) == token
+    assert other.verify(TokenKind.LINK, rotated.sign(TokenKind.LINK, token), 0.0) == token
+
+
+def test_links_and_sessions_stay_valid_until_the_old_key_is_retired(proxy: Proxy) -> None:
+    program, made = with_port(proxy, "rotated", "token")
+    own, private = with_port(proxy, "rotated-private", "private")
+    old = link(proxy.admin, made, program.port)
+    host = proxy.host(program.port, "rotated")
+    with signed_in(proxy, private, own.port) as browser, proxy.client(host, None) as client:
+
+        def status_of(url: str) -> int:
+            client.cookies.clear()
+            return client.get(path_of(url)).status_code
+
+        change_link_key(proxy, "rotate")
+        new = link(proxy.admin, made, program.port)
+        wait_until(lambda: status_of(new) == 200, WITHIN_S)
+        assert (status_of(old), browser.get("/").status_code) == (200, 200)
+        change_link_key(proxy, "retire")
+        wait_until(lambda: status_of(old) == 401, WITHIN_S)
+        assert (status_of(new), browser.get("/").status_code) == (200, 401)
+
+
+def change_link_key(proxy: Proxy, command: str) -> None:
+    argv = [*MOORING, "gateway-keys", command, "--link"]
+    done = subprocess.run(argv, env=proxy.server.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_session_ends_with_the_key_that_made_the_link(proxy: Proxy) -> None:

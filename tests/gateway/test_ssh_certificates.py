@@ -8,7 +8,7 @@ import asyncssh
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from mooring.control import ssh_identity
+from mooring.control import gateway_keys
 from mooring.control.tenants.encryption import Encryptor, keys_in
 from mooring.db.session import Database
 from mooring.db.signals import Signals
@@ -21,7 +21,7 @@ def ca_key(server: ServerProcess) -> asyncssh.SSHKey:
     database = Database(server.database_url, Signals())
     encryptor = Encryptor(keys_in(Path(server.environment["MOORING_DATA_DIR"])))
     with database.read() as session:
-        key = ssh_identity.ca_key(session, encryptor)
+        key = gateway_keys.ca_key(session, encryptor)
     database.dispose()
     pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()

@@ -6,6 +6,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,9 +62,13 @@ class Rotation:
                     wait_until(lambda: len(self.hosts.read_text().splitlines()) == count, 1)
                 connected.kill()
 
-    def audited(self) -> list[str]:
-        """The newest actions first."""
-        return [entry["action"] for entry in self._admin.items("/v1/audit-log")]
+    def audited(self, count: int) -> list[tuple[str, Any, Any]]:
+        """The newest rotations, the last one first: action, keys before, and keys after."""
+        return [
+            (entry["action"], entry["before"], entry["after"])
+            for entry in self._admin.items("/v1/audit-log")
+            if entry["action"].startswith("gateway_keys.")
+        ][:count]
 
     def certified(self, name: str) -> SshClient:
         """A client with a certificate, whose key is not registered."""
@@ -117,19 +122,39 @@ def test_certificates_stay_valid_until_the_old_authority_is_retired(rotation: Ro
     assert KNOWN in rotation.errors(new)
 
 
+def shown(done: subprocess.CompletedProcess[str]) -> list[tuple[str, str, str]]:
+    """The kind, the fingerprint and the use of each key."""
+    assert done.returncode == 0, done.stderr
+    lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
+    return [(kind, key, use) for kind, key, use in lines]
+
+
 def test_a_rotation_is_shown_and_audited(rotation: Rotation) -> None:
     assert "--host" in rotation.keys("rotate").stderr
-    both = [line.split(maxsplit=2) for line in rotation.keys("rotate", "--host", "--ca").stdout.splitlines()]
-    assert [(kind, use) for kind, _key, use in both] == [
-        ("host", "used until it is retired"), ("host", "used after that"),
-        ("ca", "trusted until it is retired"), ("ca", "signs"),
+    old = {kind: key for kind, key, _use in shown(rotation.keys("show"))}
+    both = shown(rotation.keys("rotate", "--host", "--ca", "--link"))
+    new = {kind: key for kind, key, _use in both[1::2]}
+    assert both == [
+        ("host", old["host"], "used until it is retired"), ("host", new["host"], "used after that"),
+        ("ca", old["ca"], "trusted until it is retired"), ("ca", new["ca"], "signs"),
+        ("link", old["link"], "trusted until it is retired"), ("link", new["link"], "signs"),
     ]  # fmt: skip
-    retired = [
-        line.split(maxsplit=2) for line in rotation.keys("retire", "--host", "--ca").stdout.splitlines()
+    retired = shown(rotation.keys("retire", "--host", "--ca", "--link"))
+    assert retired == [
+        ("host", new["host"], "used"),
+        ("ca", new["ca"], "signs"),
+        ("link", new["link"], "signs"),
     ]
-    assert retired == [["host", both[1][1], "used"], ["ca", both[3][1], "signs"]]
-    kinds = ["gateway_keys.retire"] * 2 + ["gateway_keys.rotate"] * 2
-    assert [each for each in rotation.audited() if each in kinds][:4] == kinds
+    assert rotation.audited(6) == [
+        *(
+            ("gateway_keys.retire", {f"{kind}_keys": [old[kind], new[kind]]}, {f"{kind}_keys": [new[kind]]})
+            for kind in ("link", "ca", "host")
+        ),
+        *(
+            ("gateway_keys.rotate", {f"{kind}_keys": [old[kind]]}, {f"{kind}_keys": [old[kind], new[kind]]})
+            for kind in ("link", "ca", "host")
+        ),
+    ]
 
 
 def test_other_encryption_keys_are_explained(rotation: Rotation) -> None:

@@ -1,13 +1,19 @@
 """Replacement of the operator's encryption key."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 
-from mooring.control.tenants.encryption import Encryptor, WrongEncryptionKey
+from mooring.control import gateway_keys
+from mooring.control.audit import audit_log, signing_keys
+from mooring.control.audit.signing_keys import AuditKeys
+from mooring.control.gateway_keys import GatewayKeyKind
+from mooring.control.tenants.encryption import Encryptor, WrongEncryptionKey, keys_in
+from mooring.core.access import on_host
 from mooring.db.session import Database
 from mooring.db.signals import Signals
 from mooring.db.tables import Registry, Secret
@@ -15,6 +21,7 @@ from mooring.settings import Settings
 from tests.service import running
 from tests.tenancy.operator_keys import NEW, OLD, settings_with, start_and_stop
 from tests.tenancy.tenants import post
+from tests.testbed.waiting import wait_until
 
 pytestmark = pytest.mark.both_databases
 
@@ -58,3 +65,30 @@ def test_one_start_reencrypts_all_values_with_a_new_key(database_url: str, tmp_p
     start_and_stop(new)
     with pytest.raises(WrongEncryptionKey):
         start_and_stop(old)
+
+
+def _waits_for_a_lock(database: Database) -> bool:
+    with database.read() as session:
+        query = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+        return bool(session.scalar(query))
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # SQLite has one writer at a time
+def test_gateway_keys_rotated_while_a_server_starts_with_a_new_key_are_kept(
+    database_url: str, tmp_path: Path
+) -> None:
+    old, both = (_settings(database_url, tmp_path, *keys) for keys in ((OLD,), (NEW, OLD)))
+    start_and_stop(old)
+    database, encryptor = Database(old.resolved_database_url, Signals()), Encryptor([NEW, OLD])
+    audit_log.sign_with(database, AuditKeys(keys_in(tmp_path, signing_keys.KEY_FILE)))
+    starting = threading.Thread(target=start_and_stop, args=(both,))
+    with database.write() as session:
+        gateway_keys.rotate(session, on_host("test"), encryptor, GatewayKeyKind.LINK)
+        session.flush()
+        rotated = gateway_keys.link_keys(session, encryptor)
+        starting.start()
+        wait_until(lambda: _waits_for_a_lock(database), 30)
+    starting.join(30)
+    with database.read() as session:
+        assert gateway_keys.link_keys(session, Encryptor([NEW])) == rotated
+    database.dispose()

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from mooring.control import ssh_identity
-from mooring.control.ssh_identity import GatewayKeyKind
+from mooring.control import gateway_keys
 from mooring.control.tenants import ssh_holders, ssh_keys
 from mooring.control.tenants.ssh_holders import Holder
 from mooring.core.access import Caller, Permission, Role
@@ -208,9 +207,7 @@ def test_a_certificate_is_signed_and_names_its_holder(setup: Setup) -> None:
     certificate = parsed(made["certificate"])
     certificate.verify_cert_signature()
     with setup.service.plane.database.read() as session:
-        assert signer_of(certificate) in ssh_identity.public_keys(
-            session, setup.service.plane.encryptor, GatewayKeyKind.CA
-        )
+        assert signer_of(certificate) in gateway_keys.public_ca_keys(session, setup.service.plane.encryptor)
     holder = f"{person.key['id']}/{setup.a.id}"
     assert certificate.valid_principals == [holder.encode()]
     assert certificate.key_id == holder.encode()

@@ -91,6 +91,17 @@ def test_a_renamed_container_frees_its_name(docker: DockerClient, admin: Client)
     assert docker.text("ps", "-q", "--no-trunc").split() == [second, first]
 
 
+def test_a_container_keeps_its_name_if_its_instance_cannot_be_renamed(
+    docker: DockerClient, admin: Client
+) -> None:
+    admin.create(name="taken-x", image=BUSYBOX)
+    made = docker.new("--name", "one")
+    assert docker.run("rename", "one", "taken_x").returncode == 1
+    assert docker.text("inspect", "-f", "{{.Name}}", made) == "/one"
+    docker.text("rename", "one", "free")
+    assert sorted(each["name"] for each in admin.items("/v1/instances")) == ["free", "taken-x"]
+
+
 def test_an_instance_is_renamed(docker: DockerClient, admin: Client) -> None:
     made = admin.create(name="made", image=BUSYBOX, gpus={"count": 1})
     assert b"DNS label" in docker.run("rename", "made", "not_valid").stderr
@@ -194,7 +205,7 @@ def test_past_events_are_listed(docker: DockerClient) -> None:
     wait_until(lambda: docker.text(*past).split() == expected, WITHIN_S)
     assert docker.text("events", "--since", "20m", "--until", "10m", *wanted) == ""
     library = docker.library()
-    following = library.events(since=1, decode=True, filters={"container": "seen"})
+    following = library.events(since=0, decode=True, filters={"container": "seen"})
     assert [next(following)["Action"] for _ in range(4)] == expected
     following.close()
     library.close()

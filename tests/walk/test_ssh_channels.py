@@ -50,8 +50,7 @@ async def fill(channel: Any) -> int:
         left.append(channel.get_write_buffer_size())
         return left[-1] < MANY and len(left) > STUCK_SAMPLES and left[-1] == left[-STUCK_SAMPLES]
 
-    while not is_stuck():
-        await asyncio.sleep(0.1)
+    await asyncio.to_thread(wait_until, is_stuck, WITHIN_S, 0.1)
     return MANY - left[-1]
 
 

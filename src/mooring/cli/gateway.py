@@ -11,7 +11,7 @@ import typer
 from cryptography.fernet import InvalidToken
 
 from mooring.cli.common import explained_problems, open_database, sign_with_audit_keys
-from mooring.control import ssh_identity
+from mooring.control import gateway_keys
 from mooring.control.tenants.encryption import KEY_FILE, Encryptor
 from mooring.core.errors import Unavailable
 from mooring.gateway.gateway import CannotListen, Gateway, GatewayAddresses
@@ -31,7 +31,7 @@ def run(settings: Settings, *, ends_with_parent: bool) -> None:
         sign_with_audit_keys(database)
         keys = encryptor(settings)
         with explained_keys(), database.read() as session:
-            ssh_identity.host_keys(session, keys)
+            gateway_keys.host_keys(session, keys)
         with explained_problems():
             try:
                 Gateway(settings, database, keys, _print_addresses).run()

@@ -13,13 +13,12 @@ import uvloop
 
 from mooring.auth.credentials import Credentials
 from mooring.auth.rate_limits import FailedAttempts, RequestRates
-from mooring.control.instances import port_tokens
-from mooring.control.instances.port_tokens import PortTokens
 from mooring.control.tenants.encryption import Encryptor
 from mooring.db.notifications import listeners
 from mooring.db.operator_errors import DatabaseProblem
 from mooring.db.session import Database
 from mooring.gateway.docker.gateway import DockerGateway
+from mooring.gateway.keys import GatewayKeys
 from mooring.gateway.node_app import create_node_app
 from mooring.gateway.node_server import NodeServer
 from mooring.gateway.ports.callers import PortUsers
@@ -27,7 +26,6 @@ from mooring.gateway.ports.listener import ProxyListener
 from mooring.gateway.ports.own_credentials import OwnCredentials
 from mooring.gateway.ports.programs import Programs
 from mooring.gateway.ports.shared import ProxyShared
-from mooring.gateway.ssh.keys import GatewayKeys
 from mooring.gateway.ssh.listener import SshListener
 from mooring.gateway.ssh.shared import SshShared
 from mooring.gateway.ssh.users import SshUsers
@@ -83,22 +81,20 @@ class Gateway:
         self._problem: DatabaseProblem | None = None
         self._parts = listeners(database, self._end_because)
         self._keys = GatewayKeys(database, encryptor)
-        with database.read() as session:
-            tokens = port_tokens.signer(session, encryptor)
         self._ssh = SshShared(
             SshUsers(database), self._opener, self._failures, RequestRates(on=limited), self._keys,
             idle_s=settings.ssh_idle_s, longest_s=settings.ssh_longest_s,
         )  # fmt: skip
         self._credentials = Credentials(database, self._failures)
-        self._proxy = self._proxy_of(settings, tokens)
+        self._proxy = self._proxy_of(settings)
 
-    def _proxy_of(self, settings: Settings, tokens: PortTokens) -> ProxyListener | None:
+    def _proxy_of(self, settings: Settings) -> ProxyListener | None:
         """None: it is off."""
         urls = settings.port_urls
         if urls is None:
             return None
         own = OwnCredentials(self._database, settings.oidc_issuer)
-        users = PortUsers(self._database, self._credentials, self._ssh.users, tokens, own)
+        users = PortUsers(self._database, self._credentials, self._ssh.users, self._keys, own)
         networks = settings.trusted_proxies.split(",") if settings.behind_tls_proxy else []
         trusted = [ip_network(each) for each in networks]
         return ProxyListener(ProxyShared(users, Programs(self._opener, users), urls, trusted))

@@ -16,9 +16,8 @@ from mooring.api.http.body import StrictRoute
 from mooring.api.http.transactions import CurrentCall
 from mooring.api.openapi.responses import errors
 from mooring.api.views.show import show
-from mooring.control import ssh_identity
+from mooring.control import gateway_keys
 from mooring.control.idempotency import StoredAnswer
-from mooring.control.ssh_identity import GatewayKeyKind
 from mooring.control.tenants import ssh_certificates, ssh_keys
 from mooring.core.errors import (
     ExpiryInPast,
@@ -130,7 +129,7 @@ def get_my_ssh(context: Ctx, access: CurrentAccess) -> Response:
         raise SshOff("this service has no SSH gateway: set MOORING_SSH_PORT and run mooring gateway")
     host, port = settings.ssh_public_host or settings.ssh_host, settings.ssh_port
     with context.database.read() as session:
-        keys = ssh_identity.public_keys(session, context.encryptor, GatewayKeyKind.HOST)
+        keys = gateway_keys.public_host_keys(session, context.encryptor)
     name = host if port == _DEFAULT_PORT else f"[{host}]:{port}"
     lines = "".join(f"{name} {key}\n" for key in keys)
     content = {"host": host, "port": port, "host_keys": keys, "known_hosts": lines}

@@ -9,17 +9,16 @@ import binascii
 import hashlib
 import hmac
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from secrets import token_bytes
 from typing import Final
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from mooring.control import gateway_keys
 from mooring.control.tenants.encryption import Encryptor
 from mooring.core.instance.spec import PortAuth
-from mooring.db.tables import ControlPlane
 
 _MAX_LENGTH: Final = 1024
 
@@ -49,15 +48,15 @@ class PortToken:
 
 
 class PortTokens:
-    """Signs and verifies with HMAC-SHA256."""
+    """Signs with HMAC-SHA256 and the last key, and accepts signatures of all keys."""
 
-    def __init__(self, key: bytes) -> None:
-        self._key = key
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self._keys = keys
 
     def sign(self, kind: TokenKind, token: PortToken) -> str:
         fields = [token.instance_id, token.port, token.holder, token.auth, token.expires_at, token.id]
         payload = json.dumps(fields, separators=(",", ":")).encode()
-        return f"{_encoded(payload)}.{_encoded(self._signature(kind, payload))}"
+        return f"{_encoded(payload)}.{_encoded(_signature(self._keys[-1], kind, payload))}"
 
     def verify(self, kind: TokenKind, text: str, now_s: float) -> PortToken | None:
         """What the text allows; None: it is not signed by this service as this kind, or has expired."""
@@ -68,13 +67,14 @@ class PortTokens:
             signed, given = _decoded(payload), _decoded(signature)
         except ValueError:
             return None
-        if not hmac.compare_digest(self._signature(kind, signed), given):
+        if not any(hmac.compare_digest(_signature(key, kind, signed), given) for key in self._keys):
             return None
         token = PortToken(*json.loads(signed))
         return token if now_s < token.expires_at else None
 
-    def _signature(self, kind: TokenKind, payload: bytes) -> bytes:
-        return hmac.new(self._key, f"port {kind} ".encode() + payload, hashlib.sha256).digest()
+
+def _signature(key: bytes, kind: TokenKind, payload: bytes) -> bytes:
+    return hmac.new(key, f"port {kind} ".encode() + payload, hashlib.sha256).digest()
 
 
 def _encoded(data: bytes) -> str:
@@ -89,14 +89,6 @@ def _decoded(text: str) -> bytes:
         raise ValueError(str(error)) from None
 
 
-def ensure_key(session: Session, encryptor: Encryptor) -> None:
-    """Create the key at the first start."""
-    row = session.scalars(select(ControlPlane)).one()
-    row.sealed_port_key = row.sealed_port_key or encryptor.encrypt(token_bytes(32))
-
-
 def signer(session: Session, encryptor: Encryptor) -> PortTokens:
-    """Raises InvalidToken: the key was encrypted with another encryption key."""
-    encrypted = session.scalars(select(ControlPlane.sealed_port_key)).one()
-    assert encrypted is not None  # see `ensure_key`
-    return PortTokens(encryptor.decrypt(encrypted))
+    """Raises InvalidToken, Unavailable: as `gateway_keys.link_keys`."""
+    return PortTokens(gateway_keys.link_keys(session, encryptor))

@@ -77,7 +77,9 @@ def check(session: Session, encryptor: Encryptor) -> None:
     Raises:
         WrongEncryptionKey: no key is the database's, or one of the values needs another key.
     """
-    row = session.scalars(select(ControlPlane)).one()
+    # Locked, and read again: the keys of gateways may be rotated just now.
+    locked = select(ControlPlane).with_for_update().execution_options(populate_existing=True)
+    row = session.scalars(locked).one()
     if row.key_check is None:
         row.key_check = encryptor.encrypt(_CHECK)
         return

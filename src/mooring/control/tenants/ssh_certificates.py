@@ -12,7 +12,7 @@ from typing import Final
 from cryptography.hazmat.primitives.serialization import SSHCertificateBuilder, SSHCertificateType
 from sqlalchemy.orm import Session
 
-from mooring.control import ssh_identity
+from mooring.control import gateway_keys
 from mooring.control.audit import audit_log
 from mooring.control.tenants import ssh_holders
 from mooring.control.tenants.encryption import Encryptor
@@ -77,4 +77,4 @@ def _signed(
     )
     for extension in _EXTENSIONS:
         builder = builder.add_extension(extension, b"")
-    return builder.sign(ssh_identity.ca_key(session, encryptor)).public_bytes().decode()
+    return builder.sign(gateway_keys.ca_key(session, encryptor)).public_bytes().decode()

@@ -25,10 +25,10 @@ class ControlPlane(Base):
     key_check: Mapped[bytes | None] = mapped_column(LargeBinary)
     # Id of the key that signs the audit log: detects a wrong key at startup.
     audit_key_id: Mapped[str | None]
-    # The private keys of all gateways, encrypted: see control/ssh_identity.py.
+    # The private keys of all gateways, encrypted: see control/gateway_keys.py.
     sealed_ssh_host_key: Mapped[bytes | None] = mapped_column(LargeBinary)
     sealed_ssh_ca_key: Mapped[bytes | None] = mapped_column(LargeBinary)
-    # Signs links and cookies of the port proxy, encrypted: see control/instances/port_tokens.py.
+    # Signs links and cookies of the port proxy, encrypted: see control/gateway_keys.py.
     sealed_port_key: Mapped[bytes | None] = mapped_column(LargeBinary)
     # The highest `seq` of the events that were deleted.
     events_purged_to: Mapped[int | None] = mapped_column(BigInteger)

@@ -77,7 +77,7 @@ def nanoseconds_of(text: str | None) -> int | None:
     Raises:
         BadRequest: it is neither.
     """
-    if not text or text == "0":
+    if not text:
         return None
     match = re.fullmatch(r"(.+?)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", text, re.IGNORECASE)
     try:

@@ -2,8 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from secrets import choice, token_hex
 from typing import Any, Final
@@ -315,13 +315,28 @@ async def rename(call: DockerCall, match: re.Match[str]) -> None:
     # So `/v1`, SSH clients and the host name of a later start use the new name too.
     current = found.instance.name if found.instance is not None else str(_row_of(found).request["name"])
     renamed = instance_name(name) if current == instance_name(found.name) else None
-    if found.instance is not None and renamed not in {None, current}:
+    async with _renamed_row(call, found, name, renamed):
+        if found.instance is not None and renamed not in {None, current}:
+            await call.api("PATCH", f"/v1/instances/{found.instance.id}", json={"name": renamed})
+    await call.connection.answer(204)
+
+
+@asynccontextmanager
+async def _renamed_row(
+    call: DockerCall, found: FoundContainer, name: str, renamed: str | None
+) -> AsyncIterator[None]:
+    """Rename the row of a container, if it has one, and back if the block fails."""
+    if found.row is None:
         free = partial(docker_containers.require_free, project_id=found.project_id, name=name)
         await call.shared.read(free)
-        await call.api("PATCH", f"/v1/instances/{found.instance.id}", json={"name": renamed})
-    if found.row is not None:
-        rename_row = partial(
-            docker_containers.rename, container_id=found.id, name=name, instance_name=renamed
-        )
-        await call.shared.write(rename_row)
-    await call.connection.answer(204)
+        yield
+        return
+    rename_row = partial(docker_containers.rename, container_id=found.id)
+    before = str(found.row.request["name"])
+    await call.shared.write(partial(rename_row, name=name, instance_name=renamed))
+    try:
+        yield
+    except MooringError:
+        with suppress(MooringError):  # another container has taken the name meanwhile
+            await call.shared.write(partial(rename_row, name=found.name, instance_name=before))
+        raise

@@ -78,7 +78,8 @@ async def _send_logs(call: DockerCall, found: FoundContainer, shown: set[str]) -
     tty, follow = views.tty_of(found), call.request.flag("follow")
     content_type = http.RAW_STREAM if tty else http.MULTIPLEXED
     path, params = _log_path(call, follow=follow), call.request.params
-    since, until = filters.nanoseconds_of(params.get("since")), filters.nanoseconds_of(params.get("until"))
+    since = filters.nanoseconds_of(params.get("since"))
+    until = filters.nanoseconds_of(params.get("until")) or None  # clients send 0 for none
     now: FoundContainer | None = found
     if not _has_run(now):
         await call.connection.begin(content_type)

@@ -12,13 +12,14 @@ from starlette.concurrency import run_in_threadpool
 
 from mooring.auth.credentials import Credentials, LiveAccess
 from mooring.control.instances import port_links, proxied_ports
-from mooring.control.instances.port_tokens import PortToken, PortTokens, TokenKind
+from mooring.control.instances.port_tokens import PortToken, TokenKind
 from mooring.control.instances.proxied_ports import ProxiedPort
 from mooring.core.access import Access, Caller, Permission
 from mooring.core.errors import Conflict, Forbidden, NotFound, Unauthorized, Unavailable
 from mooring.core.port_urls import PortAddress
 from mooring.db import failures
 from mooring.db.session import Database
+from mooring.gateway.keys import GatewayKeys
 from mooring.gateway.ports import cookies
 from mooring.gateway.ports.heads import Fields, value_of, values_of
 from mooring.gateway.ports.own_credentials import OwnCredentials, bearer
@@ -91,12 +92,12 @@ class PortUsers:
         database: Database,
         credentials: Credentials,
         holders: SshUsers,
-        tokens: PortTokens,
+        keys: GatewayKeys,
         own: OwnCredentials,
     ) -> None:
         self._own = own
         self._database, self._credentials = database, credentials
-        self._holders, self._tokens = holders, tokens
+        self._holders, self._keys = holders, keys
         self._found: TTLCache[PortAddress, Sequence[ProxiedPort]] = TTLCache(_MAX_CACHED, _FOUND_S)
         # For while the database does not answer.
         self._last: TTLCache[PortAddress, Sequence[ProxiedPort]] = TTLCache(_MAX_CACHED, 600.0)
@@ -174,7 +175,9 @@ class PortUsers:
         self, request: PortRequest, ports: Sequence[ProxiedPort], text: str
     ) -> PortUser | None:
         """Who made the link; null: it does not work (any more)."""
-        found = await self._of_token(request, ports, self._tokens.verify(TokenKind.LINK, text, time.time()))
+        found = await self._of_token(
+            request, ports, self._keys.tokens.verify(TokenKind.LINK, text, time.time())
+        )
         if found is None:
             return None
         token, user = found
@@ -182,7 +185,7 @@ class PortUsers:
             return None
         # The cookie of a link that works many times ends with it.
         expires_at = int(time.time()) + _COOKIE_S if token.id else token.expires_at
-        value = self._tokens.sign(TokenKind.COOKIE, replace(token, expires_at=expires_at, id=""))
+        value = self._keys.tokens.sign(TokenKind.COOKIE, replace(token, expires_at=expires_at, id=""))
         cookie = cookies.made(
             value,
             secure=request.is_secure,
@@ -205,7 +208,7 @@ class PortUsers:
 
     async def _of_cookie(self, request: PortRequest, ports: Sequence[ProxiedPort]) -> PortUser | None:
         for text in cookies.ours(values_of(request.fields, b"cookie")):
-            token = self._tokens.verify(TokenKind.COOKIE, text, time.time())
+            token = self._keys.tokens.verify(TokenKind.COOKIE, text, time.time())
             found = await self._of_token(request, ports, token)
             if found is not None:
                 require_own_origin(request)

@@ -106,10 +106,15 @@ class SshListener:
         )
         address = websocket.client.host if websocket.client else None
         ours, theirs = socket.socketpair()
-        reader, writer = await asyncio.open_connection(sock=ours)
-        await asyncio.get_running_loop().connect_accepted_socket(
-            partial(self._paced, **{CLIENT_ADDRESS: address}), theirs
-        )
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                partial(self._paced, **{CLIENT_ADDRESS: address}), theirs
+            )
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
         tasks = {
             asyncio.create_task(_copy_to_client(reader, websocket)),
             asyncio.create_task(_copy_from_client(websocket, writer)),

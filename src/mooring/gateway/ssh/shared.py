@@ -8,8 +8,8 @@ from typing import Final, Protocol
 from mooring.auth.rate_limits import FailedAttempts, NodeStreams, RequestRates
 from mooring.core.access import RENEWED_S, Caller
 from mooring.core.errors import Unavailable
+from mooring.gateway.keys import GatewayKeys
 from mooring.gateway.open_connections import OpenConnections
-from mooring.gateway.ssh.keys import GatewayKeys
 from mooring.gateway.ssh.users import SshUsers
 from mooring.streams.node_streams import StreamOpener
 

@@ -10,14 +10,16 @@ import asyncssh
 from cryptography.fernet import InvalidToken
 from starlette.concurrency import run_in_threadpool
 
-from mooring.control import ssh_identity
-from mooring.control.ssh_identity import GatewayKeyKind
+from mooring.control import gateway_keys
+from mooring.control.instances import port_tokens
+from mooring.control.instances.port_tokens import PortTokens
 from mooring.control.tenants.encryption import Encryptor
 from mooring.core.errors import Unavailable
 from mooring.db import failures
 from mooring.db.session import Database
 
 READ_EVERY_S: Final = 2.0
+_CANNOT_DECRYPT: Final = "cannot decrypt the present ones; restart it with the server's encryption keys"
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +32,13 @@ class _DecryptedKeys:
         encrypted: the encrypted keys, to see whether they have changed.
         host: the private host keys; the first is used.
         authorities: the public keys of the CAs that are trusted.
+        tokens: sign and verify links and cookies of the port proxy.
     """
 
     encrypted: tuple[bytes | None, ...]
     host: Sequence[asyncssh.SSHKey]
     authorities: Sequence[asyncssh.SSHKey]
+    tokens: PortTokens
 
 
 class GatewayKeys:
@@ -52,42 +56,47 @@ class GatewayKeys:
     def authorities(self) -> Sequence[asyncssh.SSHKey]:
         return self._keys.authorities
 
+    @property
+    def tokens(self) -> PortTokens:
+        return self._keys.tokens
+
     def _read_all(self) -> _DecryptedKeys:
         with self._database.read() as session:
             return _DecryptedKeys(
-                ssh_identity.encrypted_keys(session),
+                gateway_keys.encrypted_keys(session),
                 [
                     asyncssh.import_private_key(key)
-                    for key in ssh_identity.host_keys(session, self._encryptor)
+                    for key in gateway_keys.host_keys(session, self._encryptor)
                 ],
                 [
                     asyncssh.import_public_key(key)
-                    for key in ssh_identity.public_keys(session, self._encryptor, GatewayKeyKind.CA)
+                    for key in gateway_keys.public_ca_keys(session, self._encryptor)
                 ],
+                port_tokens.signer(session, self._encryptor),
             )
 
     async def watch(self, on_change: Callable[[], None]) -> None:
         """Read them again every 2 s. Runs until it is cancelled."""
-        is_logged = False
+        logged: str | None = None
         while True:
             await asyncio.sleep(READ_EVERY_S)
             try:
                 changed = await run_in_threadpool(self._changed)
-            except (Unavailable, *failures.DATABASE_ERRORS):
+            except failures.DATABASE_ERRORS:
                 continue  # those of before
-            except InvalidToken:
-                if not is_logged:
-                    log.warning(
-                        "cannot decrypt the keys: restart this gateway with the server's encryption keys"
-                    )
-                is_logged = True
+            except (InvalidToken, Unavailable) as error:
+                problem = _CANNOT_DECRYPT if isinstance(error, InvalidToken) else error.message
+                if problem != logged:
+                    log.warning("the gateway goes on with the keys that it has: %s", problem)
+                logged = problem
                 continue
+            logged = None
             if changed is not None:
                 self._keys = changed
                 on_change()
 
     def _changed(self) -> _DecryptedKeys | None:
         with self._database.read() as session:
-            if ssh_identity.encrypted_keys(session) == self._keys.encrypted:
+            if gateway_keys.encrypted_keys(session) == self._keys.encrypted:
                 return None
         return self._read_all()
