@@ -113,10 +113,11 @@ class PacketClient:
             packet = self._receiving.decrypted(length, packet)
         return packet[1 : size - packet[0]]
 
-    def read_until(self, number: int) -> None:
-        """Read until there is a message of this number. Raises EOFError, as `read`."""
-        while self.read()[0] != number:
+    def read_until(self, number: int) -> bytes:
+        """Read until there is a message of this number, and return it. Raises EOFError, as `read`."""
+        while (message := self.read())[0] != number:
             pass
+        return message
 
     def is_quiet(self, after_s: float) -> bool:
         """Whether the server has sent nothing for a while; False: it has closed the connection."""

@@ -254,6 +254,17 @@ def test_messages_that_need_no_room_in_the_window_fill_no_memory(
         assert process.memory_info().rss < memory + 6 * MIB
 
 
+def test_little_input_is_kept_before_a_stream_is_open(
+    gateway: GatewayProcess, key: Ed25519PrivateKey
+) -> None:
+    with contextlib.closing(PacketClient(HOST, gateway.ssh_port)) as client:
+        client.exchange_keys()
+        client.log_in("waits", key)
+        client.send(OPEN_SESSION)
+        window = client.read_until(CHANNEL_OPENED)[9:13]
+        assert int.from_bytes(window, "big") == 32 * 1024
+
+
 def test_variables_of_a_session_fill_no_memory(gateway: GatewayProcess, key: Ed25519PrivateKey) -> None:
     process = psutil.Process(gateway.pid)
     with session(gateway, key) as client:

@@ -180,6 +180,8 @@ def test_a_host_key_is_proven_once() -> None:
         (asyncssh.connection.SSHConnection.data_received, "_inpbuf += data"),
         (asyncssh.connection.SSHConnection.send_packet, "_deferred_packets.append("),
         (asyncssh.channel.SSHChannel._accept_data, "_recv_buf.append((data, datatype))"),
+        (asyncssh.channel.SSHChannel._deliver_data, "self._init_recv_window - self._recv_window"),
+        (asyncssh.channel.SSHChannel._process_close, "_recv_state = 'close_pending'"),
         (asyncssh.channel.SSHServerChannel._process_env_request, "_env[key] = value"),
         (
             asyncssh.SSHServerConnection._process_hostkeys_prove_00_at_openssh_dot_com_global_request,

@@ -23,6 +23,7 @@ from mooring.gateway.ssh.pacing import pace_of
 from mooring.gateway.ssh.quick_acks import acknowledge_quickly
 from mooring.gateway.ssh.shared import SshShared
 from mooring.gateway.ssh.users import SshTarget, SshUser
+from mooring.gateway.ssh.windows import SMALLEST_WINDOW, Windows
 from mooring.schemas.agent_streams import DialRequest, ExecRequest
 from mooring.streams.node_streams import NodeStream
 
@@ -165,17 +166,17 @@ class SshConnection(asyncssh.SSHServer):
 
     # Channels.
 
-    def session_requested(self) -> CommandSession:
-        self._take_room()
+    def session_requested(self) -> tuple[asyncssh.SSHServerChannel[bytes], CommandSession]:
+        conn = self._take_room()
         session = CommandSession(self, self._open_command, self._banner)
         self._sessions.add(session)
-        return session
+        return conn.create_server_channel(window=SMALLEST_WINDOW), session
 
     def connection_requested(
         self, dest_host: str, dest_port: int, orig_host: str, orig_port: int
-    ) -> Awaitable[Forward]:
-        self._take_room()
-        return self._forward(dest_host, dest_port)
+    ) -> tuple[asyncssh.SSHTCPChannel[bytes], Awaitable[Forward]]:
+        conn = self._take_room()
+        return conn.create_tcp_channel(window=SMALLEST_WINDOW), self._forward(dest_host, dest_port)
 
     async def _forward(self, host: str, port: int) -> Forward:
         try:
@@ -189,6 +190,10 @@ class SshConnection(asyncssh.SSHServer):
             raise asyncssh.ChannelOpenError(asyncssh.OPEN_CONNECT_FAILED, "the client is gone")
         return Forward(self, stream)
 
+    @property
+    def windows(self) -> Windows:
+        return self._shared.windows
+
     async def drained(self) -> None:
         await self._pace.drained()
 
@@ -198,14 +203,17 @@ class SshConnection(asyncssh.SSHServer):
     def closed(self) -> None:
         self._channels -= 1
 
-    def _take_room(self) -> None:
-        """Raises ChannelOpenError."""
+    def _take_room(self) -> asyncssh.SSHServerConnection:
+        """Count a channel. Raises ChannelOpenError."""
+        conn = self._conn
+        assert conn is not None  # it asks for the channel
         if self._channels >= CHANNELS_PER_CONNECTION:
             raise asyncssh.ChannelOpenError(
                 asyncssh.OPEN_RESOURCE_SHORTAGE,
                 f"a connection can have {CHANNELS_PER_CONNECTION} sessions and forwarded connections",
             )
         self._channels += 1
+        return conn
 
     async def _target(self) -> SshTarget:
         if self._conn is None:  # lost since the channel was requested

@@ -9,11 +9,12 @@ import asyncssh
 
 from mooring.core.errors import MooringError
 from mooring.core.stream_messages import STDIN_CLOSED, STDOUT_CLOSED, Channel
+from mooring.gateway.ssh.windows import SMALLEST_WINDOW, Windows
 from mooring.schemas.agent_streams import StreamStatus
 from mooring.streams.node_streams import NodeStream
 from mooring.streams.tasks import cancelled
 
-# Of input for the instance; then the client's window (2 MiB) does not open again, and the client has to wait.
+# Of input for the instance; then the client's window does not open again, and the client has to wait.
 _BUFFERED_BYTES: Final = 256 * 1024
 _SMALL_BYTES: Final = 4096
 # What a piece of input needs besides its bytes.
@@ -40,6 +41,9 @@ class JoinedPieces(list[tuple[bytes, Any]]):
 class ChannelOwner(Protocol):
     """The connection of a channel."""
 
+    @property
+    def windows(self) -> Windows: ...
+
     def used(self) -> None:
         """Called for data in each direction."""
 
@@ -65,6 +69,7 @@ class Copying(ABC):
         self.chan: SshChannel | None = None
         self._input: asyncio.Queue[tuple[Channel, bytes]] = asyncio.Queue()
         self._buffered = 0
+        self._most_buffered = SMALLEST_WINDOW
         self._paused = self._resuming = False
         self._close_check: asyncio.TimerHandle | None = None
         self._latest: dict[Channel, bytes] = {}
@@ -171,9 +176,18 @@ class Copying(ABC):
                 opening.cancel()
                 await asyncio.gather(opening, return_exceptions=True)
         try:
-            await self._copy(stream)
+            with self._owner.windows.taken(stream.target.project_id) as window:
+                self._open_window(window)
+                await self._copy(stream)
         finally:
             await stream.close()
+
+    def _open_window(self, size: int) -> None:
+        """asyncssh tells the client with the first data."""
+        self._channel._init_recv_window = size
+        self._most_buffered = min(size, _BUFFERED_BYTES)
+        if self._paused:
+            self._resume()
 
     async def _copy(self, stream: NodeStream) -> None:
         output = asyncio.ensure_future(self._copy_output(stream))
@@ -222,11 +236,11 @@ class Copying(ABC):
                 self._buffered -= len(data) + _PIECE_BYTES
             if not await stream.send(channel, data):
                 await asyncio.Event().wait()  # the output ends too, with the reason
-            if self._paused and self._buffered < _BUFFERED_BYTES:
+            if self._paused and self._buffered < self._most_buffered:
                 self._resume()
 
     def _pause_if_full(self) -> None:
-        if self._buffered >= _BUFFERED_BYTES and not self._resuming:
+        if self._buffered >= self._most_buffered and not self._resuming:
             self._paused = True
             self._channel.pause_reading()
             self._check_close_later()

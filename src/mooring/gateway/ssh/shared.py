@@ -11,6 +11,7 @@ from mooring.core.errors import Unavailable
 from mooring.gateway.keys import GatewayKeys
 from mooring.gateway.open_connections import OpenConnections
 from mooring.gateway.ssh.users import SshUsers
+from mooring.gateway.ssh.windows import Windows
 from mooring.streams.node_streams import StreamOpener
 
 # Streams of a project on one node. An editor opens ten.
@@ -46,6 +47,7 @@ class SshShared:
     idle_s: float
     longest_s: float
     open: OpenConnections[Connection] = field(default_factory=lambda: OpenConnections("SSH connections"))
+    windows: Windows = field(default_factory=Windows)
     node_streams: NodeStreams = field(default_factory=lambda: NodeStreams(STREAMS_PER_PROJECT_AND_NODE))
 
     async def watch(self) -> None:
