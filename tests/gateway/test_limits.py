@@ -13,9 +13,7 @@ from mooring.gateway.open_connections import (
     OpenConnections,
 )
 from mooring.gateway.ports.shared import REQUESTS_PER_NETWORK, REQUESTS_PER_PROJECT, OpenRequests
-from mooring.gateway.ssh.windows import SMALLEST_WINDOW, Windows
-
-MIB = 1024 * 1024
+from mooring.gateway.ssh.windows import Windows
 
 
 class Client:
@@ -105,14 +103,12 @@ def test_requests_of_a_network_leave_room_for_others() -> None:
             pass
 
 
-def test_the_windows_of_a_project_and_of_all_are_limited() -> None:
+def test_the_large_windows_of_a_project_and_of_all_are_limited() -> None:
     windows = Windows()
-    with ExitStack() as exits:
-        sizes = [exits.enter_context(windows.taken("prj_a")) for _ in range(200)]
-        assert sizes == [2 * MIB] * 128 + [SMALLEST_WINDOW] * 72
-        assert exits.enter_context(windows.taken("prj_b")) == 2 * MIB
-        for project in range(10):
-            others = [exits.enter_context(windows.taken(f"prj_{project}")) for _ in range(128)]
-        assert set(others) == {SMALLEST_WINDOW}
-    with windows.taken("prj_a") as size:
-        assert size == 2 * MIB
+    assert [windows.take("prj_a") for _ in range(65)] == [True] * 64 + [False]
+    assert windows.take("prj_b")
+    for project in range(10):
+        others = [windows.take(f"prj_{project}") for _ in range(64)]
+    assert not any(others)
+    windows.give_back("prj_a")
+    assert [windows.take("prj_a") for _ in range(2)] == [True, False]

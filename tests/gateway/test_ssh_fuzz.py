@@ -27,7 +27,7 @@ NUMBERS = (0, 1, 255, 35_000, 2**31 - 1, 2**31, 2**32 - 1)
 TEXTS = (b"", b"\0", b"\xff\xfe", b"none", b"ssh-rsa", b"a" * 1000, b"../..", b"%s%n", "ä\n\x1b[2J".encode())
 
 OPEN_SESSION = bytes([90]) + string(b"session") + bytes(4) + uint32(2**21) + uint32(32_768)
-CHANNEL_OPENED, CHANNEL_SUCCESS = 91, 99
+CHANNEL_OPENED, CHANNEL_CLOSE, CHANNEL_SUCCESS, CHANNEL_FAILURE = 91, 97, 99, 100
 
 Stage = Callable[[PacketClient, random.Random], None]
 
@@ -254,15 +254,21 @@ def test_messages_that_need_no_room_in_the_window_fill_no_memory(
         assert process.memory_info().rss < memory + 6 * MIB
 
 
-def test_little_input_is_kept_before_a_stream_is_open(
-    gateway: GatewayProcess, key: Ed25519PrivateKey
-) -> None:
-    with contextlib.closing(PacketClient(HOST, gateway.ssh_port)) as client:
-        client.exchange_keys()
-        client.log_in("waits", key)
+def test_a_session_without_a_command_is_closed(gateway: GatewayProcess, key: Ed25519PrivateKey) -> None:
+    with session(gateway, key) as client:
+        client.read_until(CHANNEL_CLOSE)
         client.send(OPEN_SESSION)
-        window = client.read_until(CHANNEL_OPENED)[9:13]
-        assert int.from_bytes(window, "big") == 32 * 1024
+        client.read_until(CHANNEL_OPENED)
+
+
+def test_long_names_of_terminals_are_refused(gateway: GatewayProcess, key: Ed25519PrivateKey) -> None:
+    with session(gateway, key) as client:
+        for name, answer in ((b"x" * 65, CHANNEL_FAILURE), (b"xterm-256color", CHANNEL_SUCCESS)):
+            size = uint32(80) * 4
+            client.send(
+                bytes([98]) + uint32(0) + string(b"pty-req") + b"\1" + string(name) + size + string(b"")
+            )
+            client.read_until(answer)
 
 
 def test_variables_of_a_session_fill_no_memory(gateway: GatewayProcess, key: Ed25519PrivateKey) -> None:

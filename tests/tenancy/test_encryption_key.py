@@ -67,6 +67,26 @@ def test_one_start_reencrypts_all_values_with_a_new_key(database_url: str, tmp_p
         start_and_stop(old)
 
 
+def test_a_replica_that_still_uses_the_old_key_loses_nothing(
+    database_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As docs/operating.md describes: first `old,new` on each replica, then `new,old`, then `new`."""
+    first, second, third = (
+        _settings(database_url, tmp_path, *keys) for keys in ((OLD, NEW), (NEW, OLD), (NEW,))
+    )
+    with running(first) as service, service.client as client:
+        start_and_stop(second)  # another replica
+        post(client, "/v1/secrets", name="token", value="s3cret")
+    caplog.clear()
+    start_and_stop(third)
+    assert "1 secrets, registry passwords, keys or stored answers need an older encryption key" in caplog.text
+    start_and_stop(second)
+    caplog.clear()
+    start_and_stop(third)
+    assert "older encryption key" not in caplog.text
+    assert _decrypted(third, NEW) == {b"s3cret"}
+
+
 def _waits_for_a_lock(database: Database) -> bool:
     with database.read() as session:
         query = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")

@@ -3,6 +3,7 @@
 import io
 import json
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -205,6 +206,8 @@ def test_past_events_are_listed(docker: DockerClient) -> None:
     wait_until(lambda: docker.text(*past).split() == expected, WITHIN_S)
     assert docker.text("events", "--since", "20m", "--until", "10m", *wanted) == ""
     library = docker.library()
+    all_past = library.events(since=0, until=int(time.time()), decode=True, filters={"container": "seen"})
+    assert [each["Action"] for each in all_past] == expected
     following = library.events(since=0, decode=True, filters={"container": "seen"})
     assert [next(following)["Action"] for _ in range(4)] == expected
     following.close()

@@ -6,8 +6,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncssh
+import psutil
 import pytest
 
+from mooring.gateway.ssh.windows import SMALL_WINDOW
 from tests.service import Client
 from tests.testbed.waiting import wait_until
 from tests.walk.conftest import Cluster
@@ -15,8 +17,9 @@ from tests.walk.ssh_client import WITHIN_S, SshClient
 from tests.walk.test_operations import SMALL
 from tests.walk.test_stream_faults import commands_in
 
+MIB = 1024 * 1024
 # More than all buffers between the client and a program take.
-MANY = 64 * 1024 * 1024
+MANY = 64 * MIB
 STUCK_SAMPLES = 10
 # Busybox has no other way to wait for a connection.
 ACCEPTED = "while ! grep -q :1F9A /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done"
@@ -41,13 +44,15 @@ async def until(condition: Callable[[], object]) -> None:
     await asyncio.to_thread(wait_until, condition, WITHIN_S)
 
 
-async def fill(channel: Any) -> int:
-    """Send zeros to a program that does not read, until nothing more is taken. Returns how many were sent."""
-    channel.write(bytes(MANY))
+async def fill(*channels: Any) -> int:
+    """Send zeros to programs that do not read, until nothing more is taken. Returns how many were sent."""
+    size = MANY // len(channels)
+    for channel in channels:
+        channel.write(bytes(size))
     left: list[int] = []
 
     def is_stuck() -> bool:
-        left.append(channel.get_write_buffer_size())
+        left.append(sum(channel.get_write_buffer_size() for channel in channels))
         return left[-1] < MANY and len(left) > STUCK_SAMPLES and left[-1] == left[-STUCK_SAMPLES]
 
     await asyncio.to_thread(wait_until, is_stuck, WITHIN_S, 0.1)
@@ -83,6 +88,31 @@ def test_a_closed_channel_ends_its_command_even_if_that_reads_nothing(
     run(work)
 
 
+@pytest.mark.parametrize("end", ["the programs end", "the connection is lost"])
+def test_input_that_waits_is_dropped_with_its_channel(
+    ssh: SshClient, instance: dict[str, Any], end: str
+) -> None:
+    process, used = psutil.Process(ssh.gateway.pid), []
+
+    async def fill_and_end() -> None:
+        async with connected(ssh) as connection, connected(ssh) as other:
+            waiting = "while ! [ -e /tmp/end ]; do sleep 0.5; done"
+            programs = [await connection.create_process(waiting, encoding=None) for _ in range(4)]
+            await fill(*(each.channel for each in programs))
+            if end == "the programs end":
+                await other.run("touch /tmp/end", check=True)
+                for each in programs:
+                    await each.wait()
+                await other.run("rm /tmp/end", check=True)
+            else:
+                connection.abort()
+        used.append(process.memory_info().rss)
+
+    for _ in range(6):
+        run(fill_and_end)
+    assert used[-1] < used[1] + 24 * MIB
+
+
 def test_signals_that_wait_behind_input_all_arrive(
     ssh: SshClient, cluster: Cluster, instance: dict[str, Any]
 ) -> None:
@@ -105,19 +135,40 @@ def test_signals_that_wait_behind_input_all_arrive(
     run(work)
 
 
-def test_a_forwarded_connection_delivers_what_was_sent_before_it_was_closed(
-    ssh: SshClient, instance: dict[str, Any]
-) -> None:
+def test_an_upload_gets_a_large_window(ssh: SshClient, instance: dict[str, Any]) -> None:
     async def work() -> None:
         async with connected(ssh) as connection:
+            process = await connection.create_process("cat > /dev/null", encoding=None)
+            assert process.channel._send_window == SMALL_WINDOW
+            process.stdin.write(bytes(8 * MIB))
+            await process.stdin.drain()
+            await until(lambda: process.channel._send_window > MIB)
+            await connection.create_process("nc -l -p 8090 -e cat", encoding=None)
+            await connection.run(ACCEPTED, check=True)
+            _reader, writer = await connection.open_connection("localhost", 8090, encoding=None)
+            assert writer.channel._send_window == SMALL_WINDOW
+
+    run(work)
+
+
+@pytest.mark.parametrize("end", ["close", "close and disconnect", "close and drop"])
+def test_a_forwarded_connection_delivers_what_was_sent_before_it_was_closed(
+    ssh: SshClient, instance: dict[str, Any], end: str
+) -> None:
+    async def work() -> None:
+        async with connected(ssh) as connection, connected(ssh) as other:
             counted = "wc -c > /tmp/size; mv /tmp/size /tmp/received"
             program = f"while ! [ -e /tmp/read ]; do sleep 0.1; done; {counted}"
-            await connection.create_process(f"nc -l -p 8090 -e sh -c '{program}'")
-            await connection.run(ACCEPTED, check=True)
+            await other.create_process(f"nc -l -p 8090 -e sh -c '{program}'")
+            await other.run(ACCEPTED, check=True)
             _reader, writer = await connection.open_connection("localhost", 8090, encoding=None)
             sent = await fill(writer.channel)
             writer.channel.abort()
+            if end == "close and disconnect":
+                connection.close()
+            elif end == "close and drop":
+                connection.abort()
             waiting = "touch /tmp/read; while ! [ -e /tmp/received ]; do sleep 0.1; done; cat /tmp/received"
-            assert await output_of(connection, waiting) == f"{sent}\n"
+            assert await output_of(other, waiting) == f"{sent}\n"
 
     run(work)

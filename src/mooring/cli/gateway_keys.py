@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from mooring.core.access import Access
 
 app = typer.Typer(
-    help="Rotate the keys of the gateways: of the host, certificates and links.", no_args_is_help=True
+    help="Show and rotate the keys of the gateways: of the host, certificates and links.",
+    no_args_is_help=True,
 )
 
 # By the kind of key and how many there are; the oldest first.

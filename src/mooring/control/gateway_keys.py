@@ -122,7 +122,11 @@ def public_ca_keys(session: Session, encryptor: Encryptor) -> list[str]:
 
 
 def fingerprints(session: Session, encryptor: Encryptor, kind: GatewayKeyKind) -> list[str]:
-    """As `ssh-keygen -l` shows them, oldest first. Raises InvalidToken, Unavailable: as `host_keys`."""
+    """Of each key, oldest first: as `ssh-keygen -l` shows it, or of a link key something similar.
+
+    Raises:
+        InvalidToken, Unavailable: as `host_keys`.
+    """
     return [_fingerprint(key, kind) for key in _keys_now(session, encryptor, kind)]
 
 

@@ -29,6 +29,15 @@ class WindowSize(Peer):
     height: Annotated[int, Field(ge=1, le=MAX_WINDOW, alias="Height")]
 
 
+# The signals that a command can get: those that SSH names (RFC 4254, section 6.10), and those of terminals.
+SIGNALS: Final = frozenset(
+    {
+        "ABRT", "ALRM", "FPE", "HUP", "ILL", "INT", "KILL", "PIPE", "QUIT", "SEGV", "TERM", "USR1", "USR2",
+        "TSTP", "CONT", "STOP", "WINCH",
+    }
+)  # fmt: skip
+
+
 class Signal(Peer):
     """The data of the channel SIGNAL: a name without SIG."""
 

@@ -6,18 +6,25 @@ encrypts, all decrypt.
 
 import hashlib
 import hmac
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from mooring.db.tables import ControlPlane, IdempotencyKey, Registry, Secret
+from mooring.db.tables import Base, ControlPlane, IdempotencyKey, Registry, Secret
 
 KEY_FILE = "encryption.key"
 _CHECK = b"mooring"
+
+# A row and its column.
+_EncryptedValue = tuple[Base, InstrumentedAttribute[Any]]
+
+log = logging.getLogger(__name__)
 
 
 class WrongEncryptionKey(Exception):
@@ -72,10 +79,13 @@ def keys_in(data_dir: Path, name: str = KEY_FILE) -> list[str]:
 
 
 def check(session: Session, encryptor: Encryptor) -> None:
-    """Check at startup that a key is the database's. If a new key comes first, encrypt everything with that.
+    """Check at startup that a key is the database's, and encrypt everything with the newest key.
+
+    At each start, because other replicas may have encrypted with an older key since the last one.
 
     Raises:
-        WrongEncryptionKey: no key is the database's, or one of the values needs another key.
+        WrongEncryptionKey: no key is the database's; or this is the first start with a new key, and a value
+            needs another key.
     """
     # Locked, and read again: the keys of gateways may be rotated just now.
     locked = select(ControlPlane).with_for_update().execution_options(populate_existing=True)
@@ -83,30 +93,43 @@ def check(session: Session, encryptor: Encryptor) -> None:
     if row.key_check is None:
         row.key_check = encryptor.encrypt(_CHECK)
         return
-    try:
-        encryptor.decrypt(row.key_check)
-        if not encryptor.uses_newest_key(row.key_check):
-            row.key_check = encryptor.reencrypt(row.key_check)
-            _reencrypt_all(session, encryptor, row)
-    except InvalidToken:
+    is_new = not encryptor.uses_newest_key(row.key_check)
+    unreadable = sum(not _use_newest_key(encryptor, *each) for each in _encrypted_values(session, row))
+    if not _use_newest_key(encryptor, row, ControlPlane.key_check) or (is_new and unreadable):
         raise WrongEncryptionKey(
             "the encryption key is not the one this database was written with: secrets, registry passwords "
             "and stored answers could not be read. Put the old key into MOORING_ENCRYPTION_KEYS (after a "
             f"comma, after the new one), or copy the old {KEY_FILE} into this server's data directory"
-        ) from None
+        )
+    if unreadable:
+        log.warning(
+            "%d secrets, registry passwords, keys or stored answers need an older encryption key: put it "
+            "into MOORING_ENCRYPTION_KEYS, after a comma, and restart",
+            unreadable,
+        )
 
 
-def _reencrypt_all(session: Session, encryptor: Encryptor, row: ControlPlane) -> None:
-    if row.sealed_ssh_host_key is not None:
-        row.sealed_ssh_host_key = encryptor.reencrypt(row.sealed_ssh_host_key)
-    if row.sealed_ssh_ca_key is not None:
-        row.sealed_ssh_ca_key = encryptor.reencrypt(row.sealed_ssh_ca_key)
-    if row.sealed_port_key is not None:
-        row.sealed_port_key = encryptor.reencrypt(row.sealed_port_key)
+def _encrypted_values(session: Session, row: ControlPlane) -> Iterator[_EncryptedValue]:
+    for column in (
+        ControlPlane.sealed_ssh_host_key, ControlPlane.sealed_ssh_ca_key, ControlPlane.sealed_port_key,
+    ):  # fmt: skip
+        yield row, column
     for secret in session.scalars(select(Secret).with_for_update()):
-        secret.sealed_value = encryptor.reencrypt(secret.sealed_value)
+        yield secret, Secret.sealed_value
     for registry in session.scalars(select(Registry).with_for_update()):
-        registry.sealed_password = encryptor.reencrypt(registry.sealed_password)
+        yield registry, Registry.sealed_password
     stored = select(IdempotencyKey).where(IdempotencyKey.sealed, IdempotencyKey.body.is_not(None))
     for answer in session.scalars(stored.with_for_update()):
-        answer.body = encryptor.reencrypt(answer.body or b"")
+        yield answer, IdempotencyKey.body
+
+
+def _use_newest_key(encryptor: Encryptor, row: Base, column: InstrumentedAttribute[Any]) -> bool:
+    """Encrypt a value with the newest key. Returns False if no key can decrypt it."""
+    encrypted: bytes | None = getattr(row, column.key)
+    if encrypted is None or encryptor.uses_newest_key(encrypted):
+        return True
+    try:
+        setattr(row, column.key, encryptor.reencrypt(encrypted))
+    except InvalidToken:
+        return False
+    return True

@@ -37,7 +37,7 @@ async def events(call: DockerCall, _match: re.Match[str]) -> None:
         after = await call.shared.read(partial(control_events.seq_before, at=at))
     await call.connection.begin("application/json")
     if until is not None and until <= time.time():
-        await _send_past(call, wanted, after, last_seq, (since or until, until))
+        await _send_past(call, wanted, after, last_seq, (until if since is None else since, until))
         return
     work = asyncio.ensure_future(_send_events(call, wanted, after, since or 0.0))
     try:

@@ -331,12 +331,24 @@ async def _renamed_row(
         await call.shared.read(free)
         yield
         return
-    rename_row = partial(docker_containers.rename, container_id=found.id)
-    before = str(found.row.request["name"])
-    await call.shared.write(partial(rename_row, name=name, instance_name=renamed))
+    rename_row = partial(docker_containers.rename, container_id=found.id, name=name, instance_name=renamed)
+    await call.shared.write(rename_row)
     try:
         yield
-    except MooringError:
-        with suppress(MooringError):  # another container has taken the name meanwhile
-            await call.shared.write(partial(rename_row, name=found.name, instance_name=before))
+    except (MooringError, asyncio.CancelledError):
+        await asyncio.shield(_rename_back(call, found, name, renamed))
         raise
+
+
+async def _rename_back(call: DockerCall, before: FoundContainer, name: str, renamed: str | None) -> None:
+    """Undo the rename of a row, unless its instance has the new name, or it was renamed again."""
+    with suppress(MooringError):  # such as: another container has taken the name
+        now = await call.find(before.id)
+        if now.name == name and now.instance is not None and now.instance.name != renamed:
+            rename_row = partial(
+                docker_containers.rename,
+                container_id=before.id,
+                name=before.name,
+                instance_name=str(_row_of(before).request["name"]),
+            )
+            await call.shared.write(rename_row)

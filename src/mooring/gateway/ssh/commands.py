@@ -1,7 +1,7 @@
 """A shell, a command or a subsystem of an SSH client, as a command in the instance."""
 
+import asyncio
 import re
-import signal as signals
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -10,7 +10,14 @@ import asyncssh
 from mooring.core.errors import BadRequest
 from mooring.core.stream_messages import Channel
 from mooring.gateway.ssh.copying import ChannelOwner, Copying
-from mooring.schemas.agent_streams import MAX_WINDOW, ExecRequest, Signal, StreamStatus, WindowSize
+from mooring.schemas.agent_streams import (
+    MAX_WINDOW,
+    SIGNALS,
+    ExecRequest,
+    Signal,
+    StreamStatus,
+    WindowSize,
+)
 from mooring.streams.node_streams import NodeStream
 
 # The toolbox's, which is the same in all images; otherwise the image's, as in Debian, Alpine and Red Hat.
@@ -25,7 +32,9 @@ exit 127
 """
 _ALLOWED_ENV: Final = re.compile(r"LANG|LC_[A-Z_]+|TZ|COLORTERM|TERM_PROGRAM(_VERSION)?|GIT_PROTOCOL")
 _MAX_ENV_BYTES: Final = 4096
-_MAX_ENV_NAMES: Final = 64
+_MAX_TERM_LENGTH: Final = 64
+# How long a session may be open without a command, before it counts as a stream of its project.
+_STARTED_WITHIN_S: Final = 10.0
 _SFTP: Final = "sftp"
 # OpenSSH exits with 255 when the connection fails, so scripts can tell it from most exit codes of a command.
 _FAILED: Final = 255
@@ -35,12 +44,13 @@ Banner = Callable[[], Awaitable[str]]
 
 
 class _AllowedEnvironment(dict[bytes, bytes]):
-    """The variables of a session that the command may get, of limited size. Others are ignored."""
+    """The variables of a session that the command may get, of limited size together. Others are ignored."""
 
     def __setitem__(self, name: bytes, value: bytes) -> None:
         if not _ALLOWED_ENV.fullmatch(name.decode(errors="replace")):
             return
-        if len(name) + len(value) <= _MAX_ENV_BYTES and (name in self or len(self) < _MAX_ENV_NAMES):
+        others = sum(len(each) + len(self[each]) for each in self if each != name)
+        if others + len(name) + len(value) <= _MAX_ENV_BYTES:
             super().__setitem__(name, value)
 
 
@@ -59,13 +69,29 @@ class CommandSession(Copying, asyncssh.SSHServerSession[bytes]):
         self._is_shell = self._is_subsystem = False
         self._terminal: WindowSize | None = None
         self._term = ""
+        self._unstarted: asyncio.TimerHandle | None = None
 
     def connection_made(self, chan: Any) -> None:
         super().connection_made(chan)
         # asyncssh stores all that a client sends, before it asks anyone.
         chan._env = _AllowedEnvironment()
+        self._unstarted = asyncio.get_running_loop().call_later(_STARTED_WITHIN_S, chan.abort)
+
+    def session_started(self) -> None:
+        self._end_wait()
+        super().session_started()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_wait()
+        super().connection_lost(exc)
+
+    def _end_wait(self) -> None:
+        if self._unstarted is not None:
+            self._unstarted.cancel()
 
     def pty_requested(self, term_type: str, term_size: tuple[int, int, int, int], term_modes: object) -> bool:
+        if len(term_type) > _MAX_TERM_LENGTH:
+            return False
         self._terminal, self._term = _window(term_size[0], term_size[1]), term_type
         return True
 
@@ -87,7 +113,7 @@ class CommandSession(Copying, asyncssh.SSHServerSession[bytes]):
         self.put_latest(Channel.RESIZE, _window(width, height).model_dump_json().encode())
 
     def signal_received(self, signal: str) -> None:
-        if f"SIG{signal}" in signals.Signals.__members__:
+        if signal in SIGNALS:
             self.put_once(Channel.SIGNAL, Signal(signal=signal).model_dump_json().encode())
 
     async def open(self) -> NodeStream:

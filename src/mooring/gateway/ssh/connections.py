@@ -23,7 +23,7 @@ from mooring.gateway.ssh.pacing import pace_of
 from mooring.gateway.ssh.quick_acks import acknowledge_quickly
 from mooring.gateway.ssh.shared import SshShared
 from mooring.gateway.ssh.users import SshTarget, SshUser
-from mooring.gateway.ssh.windows import SMALLEST_WINDOW, Windows
+from mooring.gateway.ssh.windows import SMALL_WINDOW, Windows
 from mooring.schemas.agent_streams import DialRequest, ExecRequest
 from mooring.streams.node_streams import NodeStream
 
@@ -170,13 +170,13 @@ class SshConnection(asyncssh.SSHServer):
         conn = self._take_room()
         session = CommandSession(self, self._open_command, self._banner)
         self._sessions.add(session)
-        return conn.create_server_channel(window=SMALLEST_WINDOW), session
+        return conn.create_server_channel(window=SMALL_WINDOW), session
 
     def connection_requested(
         self, dest_host: str, dest_port: int, orig_host: str, orig_port: int
     ) -> tuple[asyncssh.SSHTCPChannel[bytes], Awaitable[Forward]]:
         conn = self._take_room()
-        return conn.create_tcp_channel(window=SMALLEST_WINDOW), self._forward(dest_host, dest_port)
+        return conn.create_tcp_channel(window=SMALL_WINDOW), self._forward(dest_host, dest_port)
 
     async def _forward(self, host: str, port: int) -> Forward:
         try:

@@ -9,7 +9,7 @@ import asyncssh
 
 from mooring.core.errors import MooringError
 from mooring.core.stream_messages import STDIN_CLOSED, STDOUT_CLOSED, Channel
-from mooring.gateway.ssh.windows import SMALLEST_WINDOW, Windows
+from mooring.gateway.ssh.windows import LARGE_WINDOW, SMALL_WINDOW, Windows
 from mooring.schemas.agent_streams import StreamStatus
 from mooring.streams.node_streams import NodeStream
 from mooring.streams.tasks import cancelled
@@ -17,6 +17,8 @@ from mooring.streams.tasks import cancelled
 # Of input for the instance; then the client's window does not open again, and the client has to wait.
 _BUFFERED_BYTES: Final = 256 * 1024
 _SMALL_BYTES: Final = 4096
+# More waiting input than this is not typed.
+_BUSY_BYTES: Final = 8192
 # What a piece of input needs besides its bytes.
 _PIECE_BYTES: Final = 128
 # How long a client that does not read may take to read the last message.
@@ -48,7 +50,7 @@ class ChannelOwner(Protocol):
         """Called for data in each direction."""
 
     def closed(self) -> None:
-        """Called once the channel is closed."""
+        """Called once the channel is closed and nothing more is copied."""
 
     async def drained(self) -> None:
         """Wait until the client has read most of what the connection has sent."""
@@ -69,7 +71,7 @@ class Copying(ABC):
         self.chan: SshChannel | None = None
         self._input: asyncio.Queue[tuple[Channel, bytes]] = asyncio.Queue()
         self._buffered = 0
-        self._most_buffered = SMALLEST_WINDOW
+        self._most_buffered = SMALL_WINDOW
         self._paused = self._resuming = False
         self._close_check: asyncio.TimerHandle | None = None
         self._latest: dict[Channel, bytes] = {}
@@ -77,8 +79,11 @@ class Copying(ABC):
         self._writable = asyncio.Event()
         self._writable.set()
         self.lost = asyncio.Event()
-        self._was_closed = False
+        self._has_all_input = False
+        self._project: str | None = None  # once the stream is open
+        self._has_large_window = False
         self._task: asyncio.Task[None] | None = None
+        self._has_ended = False
 
     # Callbacks of asyncssh.
 
@@ -88,12 +93,13 @@ class Copying(ABC):
 
     def session_started(self) -> None:
         self._task = asyncio.create_task(self._guarded())
-        self._task.add_done_callback(lambda _: self._owner.closed())
+        self._task.add_done_callback(self._ended)
 
     def data_received(self, data: bytes, datatype: Any) -> None:
-        self.put(Channel.STDIN, data)
         self._owner.used()
-        self._buffered += len(data) + _PIECE_BYTES
+        self._put_input(data)
+        if self._buffered > _BUSY_BYTES:
+            self._take_large_window()
         self._pause_if_full()
 
     def eof_received(self) -> bool:
@@ -107,10 +113,24 @@ class Copying(ABC):
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._was_closed = exc is None
-        self.lost.set()
+        chan = self._channel
+        # The channel or its input was closed before, not only the connection lost.
+        self._has_all_input = chan._recv_state != "open"
+        for data, _datatype in chan._recv_buf:
+            self._put_input(data)
+        self._paused = False
+        if self._close_check is not None:
+            self._close_check.cancel()
         self._writable.set()  # what is left is dropped
-        if self._task is None:
+        self.lost.set()
+        if self._task is None or self._has_ended:
+            self._owner.closed()
+
+    def _ended(self, _task: asyncio.Task[None]) -> None:
+        self._has_ended = True
+        self._project = None
+        self._input = asyncio.Queue()
+        if self.lost.is_set():
             self._owner.closed()
 
     # What a subclass adds.
@@ -136,6 +156,10 @@ class Copying(ABC):
 
     def put(self, channel: Channel, data: bytes) -> None:
         self._input.put_nowait((channel, data))
+
+    def _put_input(self, data: bytes) -> None:
+        self.put(Channel.STDIN, data)
+        self._buffered += len(data) + _PIECE_BYTES
 
     def put_latest(self, channel: Channel, data: bytes) -> None:
         """Replace what is still queued on this channel.
@@ -175,19 +199,22 @@ class Copying(ABC):
             if not opening.done():
                 opening.cancel()
                 await asyncio.gather(opening, return_exceptions=True)
+        self._project = stream.target.project_id
         try:
-            with self._owner.windows.taken(stream.target.project_id) as window:
-                self._open_window(window)
-                await self._copy(stream)
+            await self._copy(stream)
         finally:
+            if self._has_large_window:
+                self._owner.windows.give_back(self._project)
             await stream.close()
 
-    def _open_window(self, size: int) -> None:
-        """asyncssh tells the client with the first data."""
-        self._channel._init_recv_window = size
-        self._most_buffered = min(size, _BUFFERED_BYTES)
-        if self._paused:
-            self._resume()
+    def _take_large_window(self) -> None:
+        """The client sends more than keys. asyncssh tells it with the next data."""
+        if self._project is None or self._has_large_window:
+            return
+        if self._owner.windows.take(self._project):
+            self._has_large_window = True
+            self._most_buffered = _BUFFERED_BYTES
+            self._channel._init_recv_window = LARGE_WINDOW
 
     async def _copy(self, stream: NodeStream) -> None:
         output = asyncio.ensure_future(self._copy_output(stream))
@@ -198,7 +225,7 @@ class Copying(ABC):
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
-                if self._was_closed and self.delivered_within_s:
+                if self._has_all_input and self.delivered_within_s:
                     await self._deliver(output, revoked)
                 return
             async with asyncio.timeout(_STATUS_WITHIN_S):

@@ -59,7 +59,7 @@ class ExecStream:
             )
 
     async def signal(self, name: str) -> None:
-        number = processes.SIGNALS.get(name)
+        number = processes.NUMBERS.get(name)
         if number is not None and (pid := await self._pid()) is not None:
             processes.signal_group(pid, number, self._container_id)
 

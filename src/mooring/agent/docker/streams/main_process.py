@@ -15,12 +15,11 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from mooring.agent.docker.errors import EngineRefused
-from mooring.agent.docker.streams import processes
 from mooring.agent.docker.streams.container_output import ContainerOutput
 from mooring.agent.docker.streams.engine_streams import EngineApi, HeldConnection
 from mooring.agent.runtime import ContainerStream, RuntimeUnavailable, StreamRefused
 from mooring.core.stream_messages import Channel
-from mooring.schemas.agent_streams import AttachRequest, StreamStatus, WindowSize
+from mooring.schemas.agent_streams import SIGNALS, AttachRequest, StreamStatus, WindowSize
 
 HELD_S: Final = 30.0
 _ENDED_WITHIN_S: Final = 2.0
@@ -142,7 +141,7 @@ class AttachedStream:
             await self._engine.request("POST", f"{self._path}/resize", params=size)
 
     async def signal(self, name: str) -> None:
-        if name in processes.SIGNALS or name in {"KILL", "TERM"}:
+        if name in SIGNALS:
             with suppress(EngineRefused):
                 await self._engine.request("POST", f"{self._path}/kill", params={"signal": f"SIG{name}"})
 

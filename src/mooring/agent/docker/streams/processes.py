@@ -7,15 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from mooring.schemas.agent_streams import SIGNALS
+
 PROC: Final = Path("/proc")
-# The signals that SSH names (RFC 4254, section 6.10), and those for terminals.
-SIGNALS: Final = {
-    name: getattr(signal, f"SIG{name}")
-    for name in (
-        "ABRT", "ALRM", "FPE", "HUP", "ILL", "INT", "KILL", "PIPE", "QUIT", "SEGV", "TERM", "USR1", "USR2",
-        "TSTP", "CONT", "STOP", "WINCH",
-    )
-}  # fmt: skip
+NUMBERS: Final = {name: getattr(signal, f"SIG{name}") for name in SIGNALS}
 
 log = logging.getLogger(__name__)
 
