@@ -38,6 +38,8 @@ IMAGES = {"debian": DEBIAN, "musl": MUSL, "scratch": SCRATCH}
 COMMANDS = {SCRATCH: ["/sleep", "100000"], BUSYBOX: [WAITER]}
 MIB = 1024 * 1024
 
+pytestmark = pytest.mark.timeout(300)  # the first test builds images
+
 Tree = dict[str, tuple[int, bytes]]
 
 
