@@ -2,8 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from secrets import choice, token_hex
 from typing import Any, Final
@@ -11,7 +11,7 @@ from typing import Any, Final
 from mooring.control.instances import docker_containers
 from mooring.control.instances.docker_containers import FoundContainer
 from mooring.core.access import Permission
-from mooring.core.errors import BadRequest, Conflict, MooringError, NotFound
+from mooring.core.errors import BadRequest, Conflict, MooringError, NotFound, Unavailable
 from mooring.core.instance.state import DesiredState, State
 from mooring.core.stream_messages import Channel
 from mooring.db.tables import DockerContainer
@@ -315,40 +315,37 @@ async def rename(call: DockerCall, match: re.Match[str]) -> None:
     # So `/v1`, SSH clients and the host name of a later start use the new name too.
     current = found.instance.name if found.instance is not None else str(_row_of(found).request["name"])
     renamed = instance_name(name) if current == instance_name(found.name) else None
-    async with _renamed_row(call, found, name, renamed):
-        if found.instance is not None and renamed not in {None, current}:
-            await call.api("PATCH", f"/v1/instances/{found.instance.id}", json={"name": renamed})
+    # Both or none, also if the gateway ends.
+    await asyncio.shield(_rename(call, found, name, None if renamed == current else renamed))
     await call.connection.answer(204)
 
 
-@asynccontextmanager
-async def _renamed_row(
-    call: DockerCall, found: FoundContainer, name: str, renamed: str | None
-) -> AsyncIterator[None]:
-    """Rename the row of a container, if it has one, and back if the block fails."""
+async def _rename(call: DockerCall, found: FoundContainer, name: str, renamed: str | None) -> None:
+    """Rename the row of a container, if it has one, and its instance, if that gets a new name."""
     if found.row is None:
         free = partial(docker_containers.require_free, project_id=found.project_id, name=name)
         await call.shared.read(free)
-        yield
+    else:
+        await _rename_row(call, found.id, name, renamed)
+    if found.instance is None or renamed is None:
         return
-    rename_row = partial(docker_containers.rename, container_id=found.id, name=name, instance_name=renamed)
-    await call.shared.write(rename_row)
     try:
-        yield
-    except (MooringError, asyncio.CancelledError):
-        await asyncio.shield(_rename_back(call, found, name, renamed))
+        await call.api("PATCH", f"/v1/instances/{found.instance.id}", json={"name": renamed})
+    except Unavailable:
+        raise  # it may be renamed all the same
+    except MooringError:
+        if found.row is not None:
+            await _rename_back(call, found, name)
         raise
 
 
-async def _rename_back(call: DockerCall, before: FoundContainer, name: str, renamed: str | None) -> None:
-    """Undo the rename of a row, unless its instance has the new name, or it was renamed again."""
+async def _rename_back(call: DockerCall, before: FoundContainer, name: str) -> None:
     with suppress(MooringError):  # such as: another container has taken the name
-        now = await call.find(before.id)
-        if now.name == name and now.instance is not None and now.instance.name != renamed:
-            rename_row = partial(
-                docker_containers.rename,
-                container_id=before.id,
-                name=before.name,
-                instance_name=str(_row_of(before).request["name"]),
-            )
-            await call.shared.write(rename_row)
+        if (await call.find(before.id)).name == name:  # it was not renamed again
+            await _rename_row(call, before.id, before.name, str(_row_of(before).request["name"]))
+
+
+async def _rename_row(call: DockerCall, container_id: str, name: str, instance_name: str | None) -> None:
+    await call.shared.write(
+        partial(docker_containers.rename, container_id=container_id, name=name, instance_name=instance_name)
+    )

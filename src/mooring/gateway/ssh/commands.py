@@ -33,7 +33,7 @@ exit 127
 _ALLOWED_ENV: Final = re.compile(r"LANG|LC_[A-Z_]+|TZ|COLORTERM|TERM_PROGRAM(_VERSION)?|GIT_PROTOCOL")
 _MAX_ENV_BYTES: Final = 4096
 _MAX_TERM_LENGTH: Final = 64
-# How long a session may be open without a command, before it counts as a stream of its project.
+# A session without a command is closed after this time: no limit of a project counts it.
 _STARTED_WITHIN_S: Final = 10.0
 _SFTP: Final = "sftp"
 # OpenSSH exits with 255 when the connection fails, so scripts can tell it from most exit codes of a command.
@@ -75,7 +75,7 @@ class CommandSession(Copying, asyncssh.SSHServerSession[bytes]):
         super().connection_made(chan)
         # asyncssh stores all that a client sends, before it asks anyone.
         chan._env = _AllowedEnvironment()
-        self._unstarted = asyncio.get_running_loop().call_later(_STARTED_WITHIN_S, chan.abort)
+        self._unstarted = asyncio.get_running_loop().call_later(_STARTED_WITHIN_S, self.abort)
 
     def session_started(self) -> None:
         self._end_wait()
@@ -97,17 +97,36 @@ class CommandSession(Copying, asyncssh.SSHServerSession[bytes]):
 
     def shell_requested(self) -> bool:
         self._is_shell = True
-        self._command = ["sh", "-l"]
-        return True
+        return self._requested("sh", "-l")
 
     def exec_requested(self, command: str) -> bool:
-        self._command = ["sh", "-c", command]
-        return True
+        return self._requested("sh", "-c", command)
 
     def subsystem_requested(self, subsystem: str) -> bool:
         self._is_subsystem = True
-        self._command = ["/bin/sh", "-c", _SFTP_SERVER]
-        return subsystem == _SFTP
+        if subsystem != _SFTP:
+            self._forget()
+            return False
+        return self._requested("/bin/sh", "-c", _SFTP_SERVER)
+
+    def _requested(self, *command: str) -> bool:
+        """Returns False: the gateway has closed the session, which the client did not know yet."""
+        if self._channel.is_closing():
+            self._forget()
+            return False
+        self._command = list(command)
+        return True
+
+    def _forget(self) -> None:
+        """The client decides how long a closed channel stays, and asyncssh has stored what it has sent."""
+        chan = self.chan
+        assert isinstance(chan, asyncssh.SSHServerChannel)
+        chan._command = chan._subsystem = None
+        self._command = []
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        super()._ended(task)
+        self._forget()
 
     def terminal_size_changed(self, width: int, height: int, pixwidth: int, pixheight: int) -> None:
         self.put_latest(Channel.RESIZE, _window(width, height).model_dump_json().encode())

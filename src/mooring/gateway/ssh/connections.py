@@ -31,6 +31,7 @@ CHANNELS_PER_CONNECTION: Final = 64
 # The name of the address of a client that does not connect to the SSH port itself, for `get_extra_info`.
 CLIENT_ADDRESS: Final = "mooring_client_address"
 KEYS_OFFERED: Final = 20
+_LONGEST_HOST: Final = 255
 _ENDED: Final = "your SSH key or certificate, or what it acts as, was revoked or has expired"
 
 
@@ -59,6 +60,7 @@ class SshConnection(asyncssh.SSHServer):
         self._opened_at = self._used_at = time.monotonic()
         self._channels = 0
         self._sessions: WeakSet[CommandSession] = WeakSet()
+        self.is_ending = False
 
     # Authentication.
 
@@ -158,6 +160,7 @@ class SshConnection(asyncssh.SSHServer):
             self.disconnect(_ENDED)
 
     def disconnect(self, reason: str) -> None:
+        self.is_ending = True
         # OpenSSH ends with its last session, before it reads the reason of the disconnection.
         for session in list(self._sessions):
             session.end_because(reason)
@@ -175,6 +178,8 @@ class SshConnection(asyncssh.SSHServer):
     def connection_requested(
         self, dest_host: str, dest_port: int, orig_host: str, orig_port: int
     ) -> tuple[asyncssh.SSHTCPChannel[bytes], Awaitable[Forward]]:
+        if max(len(dest_host), len(orig_host)) > _LONGEST_HOST:  # asyncssh stores them
+            raise asyncssh.ChannelOpenError(asyncssh.OPEN_CONNECT_FAILED, "a host name is too long")
         conn = self._take_room()
         return conn.create_tcp_channel(window=SMALL_WINDOW), self._forward(dest_host, dest_port)
 

@@ -17,7 +17,7 @@ from mooring.streams.tasks import cancelled
 # Of input for the instance; then the client's window does not open again, and the client has to wait.
 _BUFFERED_BYTES: Final = 256 * 1024
 _SMALL_BYTES: Final = 4096
-# More waiting input than this is not typed.
+# If more input than this waits, it is an upload, not typing.
 _BUSY_BYTES: Final = 8192
 # What a piece of input needs besides its bytes.
 _PIECE_BYTES: Final = 128
@@ -45,6 +45,10 @@ class ChannelOwner(Protocol):
 
     @property
     def windows(self) -> Windows: ...
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the gateway ends the connection."""
 
     def used(self) -> None:
         """Called for data in each direction."""
@@ -79,7 +83,7 @@ class Copying(ABC):
         self._writable = asyncio.Event()
         self._writable.set()
         self.lost = asyncio.Event()
-        self._has_all_input = False
+        self._has_all_input = self._is_aborted = False
         self._project: str | None = None  # once the stream is open
         self._has_large_window = False
         self._task: asyncio.Task[None] | None = None
@@ -114,8 +118,8 @@ class Copying(ABC):
 
     def connection_lost(self, exc: Exception | None) -> None:
         chan = self._channel
-        # The channel or its input was closed before, not only the connection lost.
-        self._has_all_input = chan._recv_state != "open"
+        # The client has closed the channel or its input, and nothing of it was dropped.
+        self._has_all_input = chan._recv_state != "open" and not (self._is_aborted or self._owner.is_ending)
         for data, _datatype in chan._recv_buf:
             self._put_input(data)
         self._paused = False
@@ -129,7 +133,6 @@ class Copying(ABC):
     def _ended(self, _task: asyncio.Task[None]) -> None:
         self._has_ended = True
         self._project = None
-        self._input = asyncio.Queue()
         if self.lost.is_set():
             self._owner.closed()
 
@@ -153,6 +156,11 @@ class Copying(ABC):
     def _channel(self) -> SshChannel:
         assert self.chan is not None  # asyncssh calls `connection_made` first
         return self.chan
+
+    def abort(self) -> None:
+        """Close the channel, and drop the input that waits."""
+        self._is_aborted = True
+        self._channel.abort()
 
     def put(self, channel: Channel, data: bytes) -> None:
         self._input.put_nowait((channel, data))
@@ -181,7 +189,7 @@ class Copying(ABC):
             await self._run()
         except Exception:
             log.exception("an SSH channel ends, because copying failed")
-            self._channel.abort()
+            self.abort()
 
     async def _run(self) -> None:
         opening = asyncio.ensure_future(self.open())
@@ -203,6 +211,7 @@ class Copying(ABC):
         try:
             await self._copy(stream)
         finally:
+            self._input = asyncio.Queue()
             if self._has_large_window:
                 self._owner.windows.give_back(self._project)
             await stream.close()
@@ -231,7 +240,7 @@ class Copying(ABC):
             async with asyncio.timeout(_STATUS_WITHIN_S):
                 self.end(await output)
         except TimeoutError:
-            self._channel.abort()
+            self.abort()
         finally:
             await cancelled(*tasks)
 
@@ -282,7 +291,7 @@ class Copying(ABC):
         self._close_check = None
         if self._channel._recv_state == "close_pending":
             self._writable.set()
-            asyncio.get_running_loop().call_later(self.delivered_within_s, self._channel.abort)
+            asyncio.get_running_loop().call_later(self.delivered_within_s, self.abort)
         elif self._paused:
             self._check_close_later()
 
