@@ -22,7 +22,7 @@ from tests.walk.product import GatewayProcess, ServerProcess
 CLIENTS = int(os.environ.get("MOORING_TEST_CLIENTS", "300"))
 SEED = int(os.environ.get("MOORING_TEST_SEED", "7"))
 MIB = 1024 * 1024
-MESSAGES, VARIABLES = 100_000, 1000
+MESSAGES, VARIABLES, SUBSYSTEMS = 100_000, 1000, 60
 NUMBERS = (0, 1, 255, 35_000, 2**31 - 1, 2**31, 2**32 - 1)
 TEXTS = (b"", b"\0", b"\xff\xfe", b"none", b"ssh-rsa", b"a" * 1000, b"../..", b"%s%n", "ä\n\x1b[2J".encode())
 
@@ -259,6 +259,21 @@ def test_a_session_without_a_command_is_closed(gateway: GatewayProcess, key: Ed2
         client.read_until(CHANNEL_CLOSE)
         client.send(OPEN_SESSION)
         client.read_until(CHANNEL_OPENED)
+
+
+def test_names_of_subsystems_fill_no_memory(gateway: GatewayProcess, key: Ed25519PrivateKey) -> None:
+    process = psutil.Process(gateway.pid)
+    with session(gateway, key) as client:
+        for number in range(SUBSYSTEMS):
+            if number:
+                client.send(OPEN_SESSION)
+                client.read_until(CHANNEL_OPENED)
+            name = string(b"subsystem") + b"\1" + string(b"x" * 200_000)
+            client.send(bytes([98]) + uint32(number) + name)
+            client.read_until(CHANNEL_FAILURE)
+            if number == 10:
+                memory = process.memory_info().rss
+        assert process.memory_info().rss < memory + 4 * MIB
 
 
 def test_long_names_of_terminals_are_refused(gateway: GatewayProcess, key: Ed25519PrivateKey) -> None:
