@@ -58,7 +58,7 @@ class Callers:
         self._to_close = {
             "no key": Client(url),
             "wrong": Client(url, key="mk_nobodys-key-of-the-usual-length-0123456789"),
-            "expired": Client(url, key=expired_key(setup.admin, a.id)),
+            "expired": Client(url, key=expired_key(setup, a.id)),
             "revoked": Client(url, key=revoked_key(setup.admin, a.id)),
         }
         del self._to_close["no key"].headers["Authorization"]

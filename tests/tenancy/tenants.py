@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from mooring.core.access import Role
+from mooring.db.tables import ApiKey
+from mooring.db.types import now
 from tests.nodes import SimulatedNode, WireNode, simulated_node
 from tests.problems import problem
 from tests.service import Client, RunningService
@@ -111,11 +113,12 @@ def setup_of(service: RunningService, admin: Client, directory: Path) -> Iterato
             made.close()
 
 
-def expired_key(client: Client, project_id: str) -> str:
+def expired_key(setup: Setup, project_id: str) -> str:
     """A key that has expired and is rejected."""
-    soon = datetime.now(UTC) + timedelta(milliseconds=300)
-    made = make_key(client, project_id=project_id, role="member", expires_at=soon.isoformat())
-    with Client(str(client.base_url), key=made["key"]) as caller:
+    made = make_key(setup.admin, project_id=project_id, role="member")
+    with setup.service.plane.database.write() as session:
+        session.get_one(ApiKey, made["id"]).expires_at = now() - timedelta(seconds=1)
+    with Client(str(setup.admin.base_url), key=made["key"]) as caller:
         wait_until(lambda: caller.get("/v1/me").status_code == 401)
     return str(made["key"])
 
