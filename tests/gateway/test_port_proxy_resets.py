@@ -5,6 +5,8 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -62,24 +64,27 @@ def test_a_reset_resets_a_client_that_knows_no_chunks(proxy: Proxy) -> None:
             connection.recv(100)
 
 
-def test_a_reset_after_an_upgrade_resets_the_client(proxy: Proxy) -> None:
+@contextmanager
+def upgraded(proxy: Proxy) -> Iterator[tuple[Resetting, socket.socket]]:
+    """A program that has switched protocols, and its client, which has read a part of what follows."""
     head = b"HTTP/1.1 101 S\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
     made = Resetting(proxy, head + b"part")
     with proxy.raw(get(proxy.host(made.program.port), "/", *UPGRADE)) as connection:
         assert read_head(connection).startswith(b"HTTP/1.1 101 ")
         assert connection.recv(100) == b"part"
+        yield made, connection
+
+
+def test_a_reset_after_an_upgrade_resets_the_client(proxy: Proxy) -> None:
+    with upgraded(proxy) as (made, connection):
         made.now.set()
         with pytest.raises(ConnectionResetError):
             connection.recv(100)
 
 
 def test_a_reset_after_an_upgrade_resets_a_client_that_writes(proxy: Proxy) -> None:
-    head = b"HTTP/1.1 101 S\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
     for _ in range(20):
-        made = Resetting(proxy, head + b"part")
-        with proxy.raw(get(proxy.host(made.program.port), "/", *UPGRADE)) as connection:
-            assert read_head(connection).startswith(b"HTTP/1.1 101 ")
-            assert connection.recv(100) == b"part"
+        with upgraded(proxy) as (made, connection):
             made.now.set()
             with pytest.raises(ConnectionResetError):
                 while not select.select([connection], [], [], 0.001)[0]:

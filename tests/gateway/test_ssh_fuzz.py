@@ -27,7 +27,7 @@ NUMBERS = (0, 1, 255, 35_000, 2**31 - 1, 2**31, 2**32 - 1)
 TEXTS = (b"", b"\0", b"\xff\xfe", b"none", b"ssh-rsa", b"a" * 1000, b"../..", b"%s%n", "ä\n\x1b[2J".encode())
 
 OPEN_SESSION = bytes([90]) + string(b"session") + bytes(4) + uint32(2**21) + uint32(32_768)
-CHANNEL_OPENED, CHANNEL_CLOSE, CHANNEL_SUCCESS, CHANNEL_FAILURE = 91, 97, 99, 100
+CHANNEL_OPENED, CHANNEL_REFUSED, CHANNEL_CLOSE, CHANNEL_SUCCESS, CHANNEL_FAILURE = 91, 92, 97, 99, 100
 
 Stage = Callable[[PacketClient, random.Random], None]
 
@@ -274,6 +274,17 @@ def test_names_of_subsystems_fill_no_memory(gateway: GatewayProcess, key: Ed2551
             if number == 10:
                 memory = process.memory_info().rss
         assert process.memory_info().rss < memory + 4 * MIB
+
+
+@pytest.mark.parametrize("names", [(b"localhost", b"x" * 256), (b"x" * 256, b"localhost")])
+def test_long_names_of_hosts_are_refused(
+    gateway: GatewayProcess, key: Ed25519PrivateKey, names: tuple[bytes, bytes]
+) -> None:
+    with session(gateway, key) as client:
+        sizes = uint32(1) + uint32(2**15) + uint32(2**15)
+        target, origin = (string(name) + uint32(80) for name in names)
+        client.send(bytes([90]) + string(b"direct-tcpip") + sizes + target + origin)
+        assert b"a host name is too long" in client.read_until(CHANNEL_REFUSED)
 
 
 def test_long_names_of_terminals_are_refused(gateway: GatewayProcess, key: Ed25519PrivateKey) -> None:

@@ -236,7 +236,7 @@ class ProxyConnection(asyncio.StreamReaderProtocol):
         try:
             await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
             if not receiving.done():
-                # If sending has failed: what the program has sent still arrives, and how it ended.
+                # Even if sending has failed, the rest of what the program has sent arrives, and how it ended.
                 await asyncio.wait({receiving}, timeout=_HALF_CLOSED_S if sending.exception() else None)
             elif not connection.has_ended:
                 await asyncio.wait({sending}, timeout=_HALF_CLOSED_S)

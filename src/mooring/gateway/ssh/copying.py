@@ -132,7 +132,6 @@ class Copying(ABC):
 
     def _ended(self, _task: asyncio.Task[None]) -> None:
         self._has_ended = True
-        self._project = None
         if self.lost.is_set():
             self._owner.closed()
 
@@ -212,8 +211,9 @@ class Copying(ABC):
             await self._copy(stream)
         finally:
             self._input = asyncio.Queue()
+            self._project = None  # no large window any more
             if self._has_large_window:
-                self._owner.windows.give_back(self._project)
+                self._owner.windows.give_back(stream.target.project_id)
             await stream.close()
 
     def _take_large_window(self) -> None:
