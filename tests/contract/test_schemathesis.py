@@ -60,7 +60,7 @@ def _served(database_url: str, folder: Path) -> Iterator[tuple[Client, NodeSuppl
 
 
 # The phases of each run. Those of the first are finite: every limit and wrong type of every field, once.
-PHASES = {"examples,coverage": max(60, SECONDS), "fuzzing": SECONDS, "stateful": SECONDS}
+PHASES = {"examples,coverage": max(120, SECONDS), "fuzzing": SECONDS, "stateful": SECONDS}
 
 
 # A busy machine may make few requests in that time: then the run is repeated with more.

@@ -13,7 +13,8 @@ from pydantic import StringConstraints
 NO_NUL = r"^[^\x00]*$"
 DNS_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
-Text = Annotated[str, StringConstraints(pattern=NO_NUL, max_length=4096)]
+LONGEST_TEXT = 4096
+Text = Annotated[str, StringConstraints(pattern=NO_NUL, max_length=LONGEST_TEXT)]
 LongText = Annotated[str, StringConstraints(pattern=NO_NUL, max_length=32_768)]
 Name = Annotated[str, StringConstraints(pattern=DNS_LABEL, min_length=1, max_length=63)]
 LabelKey = Annotated[

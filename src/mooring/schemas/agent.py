@@ -3,13 +3,13 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from mooring.core.gpu import GpuFacts, Sample
 from mooring.core.instance.spec import InstanceSpec, SecurityProfile
 from mooring.core.instance.state import Phase, Reason
 from mooring.core.node import NodeFacts
-from mooring.core.text import EnvName, EnvValue, GpuUuid, Name, Text, printable
+from mooring.core.text import LONGEST_TEXT, EnvName, EnvValue, GpuUuid, Name, Text, printable
 from mooring.schemas.agent_streams import StreamRequest
 from mooring.schemas.peer import Peer
 
@@ -86,13 +86,24 @@ def _exit_code(value: int | None) -> int | None:
     return value if value is None or 0 <= value <= 255 else 255
 
 
+def _limited(value: object) -> object:
+    """Limit the texts of a reason like all others: `Reason` itself takes longer ones, and shortens them."""
+    texts = [value.get("code"), value.get("message")] if isinstance(value, dict) else []
+    if any(isinstance(text, str) and (len(text) > LONGEST_TEXT or "\x00" in text) for text in texts):
+        raise ValueError(f"`code` and `message` have at most {LONGEST_TEXT} characters, and no NUL")
+    return value
+
+
+ReportedReason = Annotated[Reason, BeforeValidator(_limited)]
+
+
 class ObservedInstance(Peer):
     """One attempt of an instance as the node sees it. Absent attempts are not listed."""
 
     instance_id: Text
     attempt: Count
     phase: Phase
-    reason: Reason | None = None
+    reason: ReportedReason | None = None
     container_id: Annotated[Text | None, AfterValidator(_container_id)] = None
     exit_code: Annotated[Small | None, AfterValidator(_exit_code)] = None
     started_at: Text | None = None
@@ -148,7 +159,7 @@ class SyncRequest(Peer):
         Field(description="omit the desired state from the answer if its generation is still `generation`"),
     ] = False
     facts: NodeFacts
-    problem: Reason | None = None
+    problem: ReportedReason | None = None
     gpus: Annotated[list[GpuFacts], Field(max_length=256)] | None
     samples: Annotated[list[Sample], Field(max_length=256)] = []
     instances: Annotated[list[ObservedInstance], Field(max_length=10_000)] | None

@@ -51,6 +51,13 @@ def install(app: FastAPI) -> None:
 
 
 def _document(app: FastAPI) -> Json:
+    document = without_default_limits(app)
+    limits.add(document)
+    return document
+
+
+def without_default_limits(app: FastAPI) -> Json:
+    """The document with those limits only that the models state, and therefore enforce."""
     document = get_openapi(
         title="Mooring",
         version=app.version,
@@ -81,7 +88,6 @@ def _document(app: FastAPI) -> Json:
     _add_examples(document)
     shared_responses.complete(document)
     links.add(document)
-    limits.add(document)
     return document
 
 
