@@ -67,7 +67,7 @@ PHASES = {"examples,coverage": max(120, SECONDS), "fuzzing": SECONDS, "stateful"
 TIMES = (1, 6)
 
 
-@pytest.mark.timeout(sum(TIMES) * SECONDS + 180)
+@pytest.mark.timeout(sum(TIMES) * max(PHASES.values()) + 180)
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # it rejects more than SQLite
 @pytest.mark.parametrize("phases", PHASES)
 def test_schemathesis_finds_nothing(database_url: str, tmp_path: Path, phases: str) -> None:

@@ -10,7 +10,7 @@ from mooring.core.text import GpuUuid, Text, printable
 
 # The largest that clients in other languages can read.
 Integer = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
-_LONGEST_LIST = 10_000
+LONGEST_LIST = 10_000  # of a report
 
 
 class Health(StrEnum):
@@ -46,13 +46,13 @@ class GpuFacts(_Fact):
     pci_bus_id: Text | None = None
     minor_number: Integer | None = None
     numa_node: Integer | None = None
-    nvlink_peers: Annotated[list[NvLinkPeer], Field(max_length=_LONGEST_LIST)] = []
+    nvlink_peers: Annotated[list[NvLinkPeer], Field(max_length=LONGEST_LIST)] = []
     topology: Annotated[
         dict[str, Text],
         Field(description="UUID of another GPU -> nearest common ancestor: internal … system"),
     ] = {}
     mig_mode: Text | None = None
-    mig_devices: Annotated[list[MigDevice], Field(max_length=_LONGEST_LIST)] = []
+    mig_devices: Annotated[list[MigDevice], Field(max_length=LONGEST_LIST)] = []
     compute_capability: Text | None = None
     power_limit_w: float | None = None
     fault: Annotated[Text | None, Field(description="why it is unusable: gpu_lost, reset_required, …")] = None
@@ -98,8 +98,8 @@ class Sample(_Fact):
     memory_clock_mhz: Integer | None = None
     fan_pct: float | None = None
     energy_j: Annotated[float | None, Field(description="since the driver was loaded")] = None
-    processes: Annotated[list[Process], Field(max_length=_LONGEST_LIST)] | None = None
-    mig_devices: Annotated[list[MigSample], Field(max_length=_LONGEST_LIST)] = []
+    processes: Annotated[list[Process], Field(max_length=LONGEST_LIST)] | None = None
+    mig_devices: Annotated[list[MigSample], Field(max_length=LONGEST_LIST)] = []
 
 
 def mig_milli(profile: str) -> int:

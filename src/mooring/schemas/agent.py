@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from mooring.core.gpu import GpuFacts, Sample
+from mooring.core.gpu import LONGEST_LIST, GpuFacts, Sample
 from mooring.core.instance.spec import InstanceSpec, SecurityProfile
 from mooring.core.instance.state import Phase, Reason
 from mooring.core.node import NodeFacts
@@ -162,15 +162,15 @@ class SyncRequest(Peer):
     problem: ReportedReason | None = None
     gpus: Annotated[list[GpuFacts], Field(max_length=256)] | None
     samples: Annotated[list[Sample], Field(max_length=256)] = []
-    instances: Annotated[list[ObservedInstance], Field(max_length=10_000)] | None
+    instances: Annotated[list[ObservedInstance], Field(max_length=LONGEST_LIST)] | None
     specs: Annotated[
         dict[Text, Annotated[Text, Field(max_length=64)]] | None,
         Field(
-            max_length=10_000,
+            max_length=LONGEST_LIST,
             description="`spec_version` of each spec that the agent has; null: send all specs each time",
         ),
     ] = None
-    orphans: Annotated[list[Orphan], Field(max_length=10_000)] = []
+    orphans: Annotated[list[Orphan], Field(max_length=LONGEST_LIST)] = []
     incidents: Annotated[list[Incident], Field(max_length=1000)] = []
     faults: Annotated[
         list[Incident],

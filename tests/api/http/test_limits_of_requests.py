@@ -1,4 +1,4 @@
-"""The OpenAPI document states a limit for every value; those of request bodies must be enforced."""
+"""The OpenAPI document states a limit for every value; those of requests must be enforced."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,8 +16,8 @@ from tests.service import Client, RunningService
 _LIMITED_BY_A_VALIDATOR = {"Reason.code", "Reason.message"}
 
 
-class RequestBodies:
-    """The values of all request bodies of a document, each once, with the field that they belong to."""
+class RequestValues:
+    """The values in all requests of a document, each once, with its field or parameter."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
@@ -25,6 +25,9 @@ class RequestBodies:
 
     def values(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for path, _method, operation in operations(self._document):
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] != "path":  # a path that is too long is not found
+                    yield from self._parts(parameter["schema"], f"{path} {parameter['name']}")
             for content in operation.get("requestBody", {}).get("content", {}).values():
                 yield from self._parts(content["schema"], path)
 
@@ -59,11 +62,11 @@ def _is_limited(schema: dict[str, Any]) -> bool:
     return True
 
 
-def test_models_of_request_bodies_state_every_limit(service: RunningService) -> None:
+def test_requests_state_every_limit(service: RunningService) -> None:
     """A limit that only the document states would not be enforced."""
     context: Context = service.service._server._context
     stated = document.without_default_limits(create_app(context))
-    values = list(RequestBodies(stated).values())
+    values = list(RequestValues(stated).values())
     assert len(values) > 500
     without = {field for field, schema in values if not _is_limited(schema)}
     assert without == _LIMITED_BY_A_VALIDATOR
