@@ -14,9 +14,10 @@ RUN python3 -m venv /build \
     && python3 -m venv --without-pip /opt/mooring \
     && /build/bin/pip --python /opt/mooring/bin/python3 install --require-hashes --no-compile -r requirements.txt
 COPY pyproject.toml README.md ./
+COPY client client
 COPY src src
 COPY migrations migrations
-RUN /build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
+RUN /build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels ./client . \
     && /build/bin/pip --python /opt/mooring/bin/python3 install --no-deps --no-compile /wheels/*.whl \
     && python3 -m compileall -q /opt/mooring/lib
 

@@ -19,8 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mooring.core.instance.spec import WHOLE_MILLI
-from mooring.core.node import NodeState, allocatable_memory_mib
+from mooring.core.node import allocatable_memory_mib
 from mooring.loops.garbage import exclude_present_objects
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.model import GpuView, NodeView, Request, Running, Snapshot
@@ -30,6 +29,8 @@ from mooring.scheduler.packing.fleet import Fleet
 from mooring.scheduler.packing.learning import Learning
 from mooring.scheduler.packing.shapes import FleetNode, Move, NodeClass, Shape
 from mooring.scheduler.schedule import schedule
+from mooring_client.schemas.nodes import NodeState
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,7 @@ from math import ceil, exp, log
 
 from benchmarks.month_workload import Job
 from benchmarks.trace import Machine
-from mooring.core.instance.spec import WHOLE_MILLI
-from mooring.core.node import NodeState, allocatable_memory_mib
+from mooring.core.node import allocatable_memory_mib
 from mooring.core.policy import Policy
 from mooring.scheduler.model import (
     GpuView,
@@ -26,6 +25,8 @@ from mooring.scheduler.model import (
     Snapshot,
 )
 from mooring.scheduler.node_changes import with_placement, without
+from mooring_client.schemas.nodes import NodeState
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 CYCLE_S = 60
 # The waiting requests, in order of arrival -> what starts now.

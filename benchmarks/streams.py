@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection
 
 from benchmarks import stack
 from benchmarks.figures import median, percentile, verdict
-from mooring.core.stream_messages import STDIN_CLOSED, SUBPROTOCOL, Channel, message
+from mooring_client.stream_messages import STDIN_CLOSED, SUBPROTOCOL, Channel, message
 
 MIB = 1024 * 1024
 SIZE = 256 * MIB

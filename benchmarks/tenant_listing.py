@@ -19,9 +19,9 @@ from tests.testbed.postgres import PostgresCluster
 from benchmarks import stack
 from benchmarks.figures import median, verdict
 from mooring.control.tenants import projects
-from mooring.core.instance.state import DesiredState, State
 from mooring.db.tables import Instance
 from mooring.db.types import new_id, now
+from mooring_client.schemas.states import DesiredState, State
 
 OWN, FEW, MANY, OTHER_PROJECTS = 100, 1_000, 100_000, 50
 _BATCH = 5_000

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Pins the dependencies of pyproject.toml, each with the hashes of all its files:
+# Pins the dependencies of pyproject.toml and client/pyproject.toml, each with the hashes of all its files:
 #
 #     requirements.txt          packages of the program
 #     requirements-build.txt    packages to build a wheel or an editable install
@@ -32,9 +32,13 @@ trap 'rm -rf "$scratch"' EXIT
 
 export CUSTOM_COMPILE_COMMAND=scripts/lock.sh
 
+# The client is a part of this repository: its dependencies are pinned, but not itself.
+"$scratch/venv/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$scratch/wheels" ./client
+
 compile() {
     "$scratch/venv/bin/pip-compile" --quiet --generate-hashes --strip-extras --no-emit-index-url \
-        --no-emit-find-links --no-emit-trusted-host --resolver=backtracking "$@" pyproject.toml
+        --no-emit-find-links --no-emit-trusted-host --resolver=backtracking \
+        --find-links="$scratch/wheels" --unsafe-package=mooring-client "$@" pyproject.toml
 }
 
 # Later files use the versions of earlier files, so that all three fit in one environment.
@@ -43,6 +47,12 @@ compile --output-file=requirements-build.txt --constraint=requirements.txt --onl
     --build-deps-for=wheel "$@"
 compile --output-file=requirements-dev.txt --constraint=requirements.txt --constraint=requirements-build.txt \
     --extra=dev --build-deps-for=wheel "$@"
+
+# pip-compile warns of the package that it was told to leave out.
+for file in requirements.txt requirements-dev.txt; do
+    sed -i '/^# WARNING: /,$d' "$file"
+    sed -i '${/^$/d}' "$file"
+done
 
 if grep -nE '://|^-|/(opt|home|root|work)/' requirements*.txt; then
     echo "scripts/lock.sh: the lines above contain a path or address of this machine" >&2

@@ -80,7 +80,7 @@ main() {
     [[ $wanted == run ]] || pins=(-r requirements-dev.txt)
     make_venv
     install --require-hashes "${pins[@]}"
-    install --no-deps --no-build-isolation --editable .
+    install --no-deps --no-build-isolation --editable ./client --editable .
     # `make` checks these files; `dev` includes `run`.
     touch "$VENV/.run"
     [[ $wanted == run ]] || touch "$VENV/.dev"

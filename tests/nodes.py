@@ -20,7 +20,6 @@ from mooring.agent.sync.identity import NodeIdentity, StateDirectory
 from mooring.agent.sync.specs import Specs
 from mooring.core.gpu import GpuFacts
 from mooring.core.node import NodeFacts
-from mooring.core.stream_messages import SUBPROTOCOL, Channel, message
 from mooring.schemas.agent import (
     Assignment,
     HeartbeatAnswer,
@@ -32,6 +31,7 @@ from mooring.schemas.agent import (
     SyncRequest,
 )
 from mooring.schemas.agent_streams import StreamError, StreamRequest, StreamRequests, StreamStatus
+from mooring_client.stream_messages import SUBPROTOCOL, Channel, message
 from tests.service import Client
 
 

@@ -11,6 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import mooring
+import mooring_client
 from mooring.agent.settings import AgentSettings
 from mooring.settings import Settings
 
@@ -41,8 +43,12 @@ def test_every_pin_has_hashes_and_no_url(name: str) -> None:
 def test_pins_satisfy_the_requirements_of_the_package() -> None:
     """If this fails after a change of pyproject.toml: `make lock`."""
     pyproject = tomllib.loads(text("pyproject.toml"))
+    client = tomllib.loads(text("client/pyproject.toml"))["project"]
+    own, *server = pyproject["project"]["dependencies"]
+    assert own == f"{client['name']}=={mooring_client.__version__}"
+    assert mooring_client.__version__ == mooring.__version__
     for name, requirements in {
-        "requirements.txt": pyproject["project"]["dependencies"],
+        "requirements.txt": [*server, *client["dependencies"]],
         "requirements-build.txt": pyproject["build-system"]["requires"],
         "requirements-dev.txt": pyproject["project"]["optional-dependencies"]["dev"],
     }.items():

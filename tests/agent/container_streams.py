@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from mooring.agent.runtime import Container, ContainerStream, Runtime, StreamRefused
-from mooring.core.stream_messages import Channel
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamStatus
+from mooring_client.stream_messages import Channel
 
 WITHIN_S = 60.0
 

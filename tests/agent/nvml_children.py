@@ -7,7 +7,8 @@ from typing import Any
 
 from mooring.agent.gpus.reader import Pace
 from mooring.agent.nvml.child import NvmlChild
-from mooring.core.gpu import GpuFacts, Sample
+from mooring.core.gpu import GpuFacts
+from mooring_client.schemas.gpus import Sample
 from tests.testbed.nvml.standin import NvmlStandin
 from tests.testbed.waiting import wait_until
 

@@ -9,8 +9,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 from websockets.typing import Subprotocol
 
-from mooring.core.stream_messages import SUBPROTOCOL, Channel, split
 from mooring.schemas.agent_streams import StreamStatus
+from mooring_client.stream_messages import SUBPROTOCOL, Channel, split
 from tests.testbed.waiting import wait_until
 
 _PREFIX = "/agent/v1/streams/"

@@ -2,8 +2,8 @@
 
 from pydantic import BaseModel
 
-from mooring.core.gpu import Sample
-from mooring.schemas import events, instances, nodes
+from mooring_client.schemas import events, instances, nodes
+from mooring_client.schemas.gpus import Sample
 from tests.nodes import WireNode, observed
 from tests.service import Client
 from tests.testbed.waiting import wait_until

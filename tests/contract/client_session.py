@@ -10,7 +10,6 @@ Prints the running instance as JSON.
 import json
 import sys
 
-from mooring_client import AuthenticatedClient
 from mooring_client.api.gpus import list_gpus
 from mooring_client.api.instances import (
     create_instance,
@@ -29,6 +28,8 @@ from mooring_client.models import (
     Problem,
     WaitForInstanceState,
 )
+
+from mooring_client import AuthenticatedClient
 
 
 def main(url: str, key: str) -> None:

@@ -3,7 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from mooring.core.gpu import GpuFacts, Sample, model_matches
+from mooring.core.gpu import GpuFacts, model_matches
+from mooring_client.schemas.gpus import Sample
 
 H100 = "NVIDIA H100 80GB HBM3"
 

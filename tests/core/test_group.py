@@ -2,8 +2,9 @@
 
 import pytest
 
-from mooring.core.group import GroupState, group_state
-from mooring.core.instance.state import DesiredState, State
+from mooring.core.group import group_state
+from mooring_client.schemas.instance_groups import GroupState
+from mooring_client.schemas.states import DesiredState, State
 
 RUNNING, STOPPED, DELETED = DesiredState.RUNNING, DesiredState.STOPPED, DesiredState.DELETED
 

@@ -5,17 +5,16 @@ from itertools import product
 import pytest
 from pydantic import ValidationError
 
-from mooring.core.instance.spec import InstanceRequest, InstanceSpec, is_reserved_env
 from mooring.core.instance.state import (
     ENDED,
     HOLDS_GPUS,
     TRANSITIONS,
-    DesiredState,
     Phase,
-    State,
     actions,
     after_report,
 )
+from mooring_client.schemas.spec import InstanceRequest, InstanceSpec, is_reserved_env
+from mooring_client.schemas.states import DesiredState, State
 
 RUN, STOP, DELETE = DesiredState.RUNNING, DesiredState.STOPPED, DesiredState.DELETED
 

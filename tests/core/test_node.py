@@ -5,7 +5,8 @@ from itertools import product
 import pytest
 from pydantic import ValidationError
 
-from mooring.core.node import NodeFacts, NodeState, allocatable_memory_mib, proportional, state_of
+from mooring.core.node import NodeFacts, allocatable_memory_mib, proportional, state_of
+from mooring_client.schemas.nodes import NodeState
 
 
 def test_the_worst_state_is_shown() -> None:

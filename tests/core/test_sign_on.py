@@ -2,8 +2,8 @@
 
 import pytest
 
-from mooring.core.access import Role
 from mooring.core.sign_on import ADMIN, RoleGrant, granted_by, parse_grants
+from mooring_client.schemas.projects import Role
 
 VISION = RoleGrant("vision", Role.MEMBER)
 SPEECH = RoleGrant("speech", Role.OWNER)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mooring.core import ssh_public_keys
-from mooring.core.errors import InvalidPublicKey
+from mooring_client.errors import InvalidPublicKey
 
 RSA_TOO_SHORT = 1024
 

@@ -4,8 +4,9 @@ from collections import Counter
 
 import pytest
 
-from mooring.core.xid import Action, Severity, classify, classify_xid
+from mooring.core.xid import classify, classify_xid
 from mooring.core.xid_catalogue import CATALOGUE, DATE, LAST, rows
+from mooring_client.schemas.gpus import Action, Severity
 
 APPLICATION = sorted(
     code

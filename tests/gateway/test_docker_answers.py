@@ -2,9 +2,9 @@
 
 import pytest
 
-from mooring.core.errors import BadRequest, Conflict
 from mooring.gateway.docker.archives import stat_document
 from mooring.gateway.docker.filters import nanoseconds_of
+from mooring_client.errors import BadRequest, Conflict
 
 
 def test_the_description_of_a_file_is_dockers() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from mooring.core.errors import BadRequest
 from mooring.gateway.docker.create import converted, instance_name
+from mooring_client.errors import BadRequest
 
 # As `docker run -it` of CLI 28 sends it.
 BODY: dict[str, Any] = {

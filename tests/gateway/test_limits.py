@@ -4,7 +4,6 @@ from contextlib import ExitStack
 
 import pytest
 
-from mooring.core.errors import TooManyStreams
 from mooring.gateway.open_connections import (
     CONNECTIONS,
     CONNECTIONS_PER_PROJECT,
@@ -14,6 +13,7 @@ from mooring.gateway.open_connections import (
 )
 from mooring.gateway.ports.shared import REQUESTS_PER_NETWORK, REQUESTS_PER_PROJECT, OpenRequests
 from mooring.gateway.ssh.windows import Windows
+from mooring_client.errors import TooManyStreams
 
 
 class Client:

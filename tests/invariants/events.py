@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.core.instance.state import HOLDS_GPUS, TRANSITIONS, State
+from mooring.core.instance.state import HOLDS_GPUS, TRANSITIONS
 from mooring.db.tables import Event, Instance
+from mooring_client.schemas.states import State
 
 _CHANGE = "instance.state_changed"
 

@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from mooring.core.instance.state import HOLDS_GPUS, State
+from mooring.core.instance.state import HOLDS_GPUS
 from mooring.db.tables import Allocation, Instance, InstanceRecord, Project
+from mooring_client.schemas.states import State
 
 _WHOLE = 1000
 _FAR = datetime.max.replace(tzinfo=UTC)

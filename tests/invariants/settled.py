@@ -7,9 +7,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mooring.control.nodes.nodes import state_of_row
-from mooring.core.instance.state import DesiredState, State
-from mooring.core.node import NodeState
 from mooring.db.tables import Allocation, Instance, Node
+from mooring_client.schemas.nodes import NodeState
+from mooring_client.schemas.states import DesiredState, State
 from tests.invariants.containers import Container
 
 SETTLED = {State.PENDING, State.RUNNING, State.STOPPED, State.SUCCEEDED, State.FAILED, State.DELETED}

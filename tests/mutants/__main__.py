@@ -27,7 +27,7 @@ from tests.mutants.catalog import ROOT, Mutant, load
 WORKERS = 2
 TEST_TIMEOUT_S = 240
 COPIED = (
-    "src", "tests", "migrations", "benchmarks", "docs", "scripts", "pyproject.toml", "alembic.ini",
+    "src", "client", "tests", "migrations", "benchmarks", "docs", "scripts", "pyproject.toml", "alembic.ini",
     "README.md", "Makefile", "Dockerfile", "docker-compose.yml", ".dockerignore", "requirements.txt",
     "requirements-build.txt", "requirements-dev.txt",
 )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Literal
 
 from hypothesis import strategies as st
 
-from mooring.core.node import NodeState, allocatable_memory_mib
+from mooring.core.node import allocatable_memory_mib
 from mooring.core.policy import Policy
 from mooring.scheduler.model import (
     Gang,
@@ -28,6 +28,7 @@ from mooring.scheduler.model import (
     Snapshot,
 )
 from mooring.scheduler.plan import SchedulingPlan
+from mooring_client.schemas.nodes import NodeState
 from tests.scheduler.clusters import A10, H100, SIZES
 
 NOW = 1_000_000.0

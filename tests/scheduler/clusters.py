@@ -6,10 +6,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from mooring.core.node import NodeState, allocatable_memory_mib
+from mooring.core.node import allocatable_memory_mib
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.model import GpuView, NodeView, Placement, PlanTime, Request
 from mooring.scheduler.packing.search import find
+from mooring_client.schemas.nodes import NodeState
 
 AT = PlanTime(0.0)  # the time of these clusters, unless a test sets another
 H100 = "NVIDIA H100 80GB HBM3"

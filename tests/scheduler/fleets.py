@@ -2,10 +2,10 @@
 
 from hypothesis import strategies as st
 
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.packing.potential import Potential, Target
 from mooring.scheduler.packing.shapes import FleetNode, NodeClass, Shape
 from mooring.scheduler.packing.share_values import free_milli_values
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 BIG = NodeClass(96_000, 400_000, ("A",) * 8)
 SMALL = NodeClass(16_000, 100_000, ("B", "B"))

@@ -6,13 +6,13 @@ from math import inf
 
 from hypothesis import event, given, settings
 
-from mooring.core.node import NodeState
 from mooring.scheduler.feasibility.filters import fits
 from mooring.scheduler.feasibility.needs import needs, preference
 from mooring.scheduler.model import Eviction, Gang, NodeView, Request, Running, Snapshot
 from mooring.scheduler.node_changes import empty
 from mooring.scheduler.plan import SchedulingPlan
 from mooring.scheduler.schedule import schedule
+from mooring_client.schemas.nodes import NodeState
 from tests.scheduler.busy import after, breaches, rebuilt, snapshots, time_after_evictions
 
 

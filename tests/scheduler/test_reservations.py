@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.core.node import NodeState
 from mooring.scheduler.model import GpuAllocation, NodeView, ReservedPeriod, Running
 from mooring.scheduler.reservations import ReservationSpec, choose, earliest, reservable_gpus
+from mooring_client.schemas.nodes import NodeState
 from tests.scheduler.clusters import A10, H100, cube_mesh, gpus, h100s, node, request
 
 DAY = 86_400.0

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from mooring.core.node import NodeState
 from mooring.scheduler.model import (
     GpuAllocation,
     GpuView,
@@ -19,6 +18,7 @@ from mooring.scheduler.packing.demand import potential_for
 from mooring.scheduler.packing.search import key, shape
 from mooring.scheduler.packing.shapes import Shape
 from mooring.scheduler.schedule import schedule
+from mooring_client.schemas.nodes import NodeState
 from tests.scheduler.clusters import A10, AT, H100, T4, gpus, h100s, node, pairs, place_one, request
 
 # One, two, four and eight GPUs are requested equally often, with their share of the CPUs.

@@ -26,8 +26,9 @@ from mooring.agent.streams.loop import StreamLoop, Work
 from mooring.agent.sync.agent import Agent
 from mooring.agent.sync.client import ControlPlaneClient, RequestRejected, Unreachable
 from mooring.agent.sync.identity import NodeIdentity, StateDirectory
-from mooring.schemas.agent import Assignment, Orphan, OverlayNetwork
+from mooring.schemas.agent import Assignment, OverlayNetwork
 from mooring.schemas.agent_streams import AttachRequest, DialRequest, ExecRequest, LogsRequest
+from mooring_client.schemas.nodes import Orphan
 from tests.invariants.containers import Container
 from tests.simulation.network import AgentHttp, Link
 from tests.simulation.virtual import Machine, Process, hub

@@ -24,7 +24,6 @@ from mooring.control.scheduling.cache import SchedulerCache
 from mooring.control.tenants import encryption
 from mooring.control.tenants.encryption import Encryptor
 from mooring.core import credentials
-from mooring.core.errors import MooringError
 from mooring.core.node_loss import self_fence_s
 from mooring.core.policy import Policy
 from mooring.db import failures
@@ -43,6 +42,7 @@ from mooring.schemas.agent_streams import StreamRequests, StreamRequestsQuery
 from mooring.server import ControlPlane
 from mooring.settings import Settings
 from mooring.streams.node_streams import StreamOpener
+from mooring_client.errors import MooringError
 from tests.simulation.virtual import Killed, Process, hub
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from mooring.control.idempotency import StoredAnswer
 from mooring.control.instances import instances
 from mooring.control.tenants import projects
 from mooring.core.access import Access, Caller, Permission
-from mooring.core.errors import MooringError
 from mooring.db import failures
 from mooring.db.tables import Instance
-from mooring.schemas.instances import InstanceCreate
+from mooring_client.errors import MooringError
+from mooring_client.schemas.instances import InstanceCreate
 from tests.simulation.network import Link, NoAnswer, call
 from tests.simulation.replicas import Replica
 from tests.simulation.virtual import Killed, hub

@@ -21,12 +21,12 @@ from mooring.control.audit.signing_keys import AuditKeys
 from mooring.control.nodes import joins, nodes
 from mooring.control.tenants import projects
 from mooring.core.access import Access, Caller, Permission
-from mooring.core.instance.state import State
 from mooring.db import restored_events, timekeeping
 from mooring.db.session import Database
 from mooring.db.signals import AnyTopic, Signals
 from mooring.db.tables import Event, Instance
 from mooring.db.tables import Node as NodeRow
+from mooring_client.schemas.states import State
 from tests.invariants import acknowledged, containers, events, ledger, settled
 from tests.invariants.acknowledged import Acknowledged
 from tests.invariants.containers import Container

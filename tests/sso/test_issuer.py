@@ -12,7 +12,7 @@ import jwt
 import pytest
 
 from mooring.auth.jwks import IssuerKeys, keys_in
-from mooring.core.errors import SsoUnavailable, Unauthorized
+from mooring_client.errors import SsoUnavailable, Unauthorized
 from tests.problems import problem
 from tests.service import RunningService, running, settings_for
 from tests.sso.provider import AUDIENCE, Provider, new_keys

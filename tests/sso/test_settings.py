@@ -5,9 +5,9 @@ import os
 import pytest
 from pydantic import ValidationError
 
-from mooring.core.access import Role
 from mooring.core.sign_on import ADMIN, RoleGrant
 from mooring.settings import Settings, is_private_channel
+from mooring_client.schemas.projects import Role
 
 ISSUER = "https://id.example.org/realms/lab"
 

@@ -15,7 +15,7 @@ import httpx
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from mooring.core.access import Role
+from mooring_client.schemas.projects import Role
 from tests.nodes import join_token, observed
 from tests.service import Client
 from tests.tenancy.matrix import CALLERS

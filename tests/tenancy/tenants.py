@@ -6,9 +6,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from mooring.core.access import Role
 from mooring.db.tables import ApiKey
 from mooring.db.types import now
+from mooring_client.schemas.projects import Role
 from tests.nodes import SimulatedNode, WireNode, simulated_node
 from tests.problems import problem
 from tests.service import Client, RunningService

@@ -15,9 +15,10 @@ from sqlalchemy.exc import DatabaseError
 from mooring.api.routes import audit as audit_api
 from mooring.auth import credentials as auth
 from mooring.auth.rate_limits import FailedAttempts
-from mooring.core.access import Access, Permission, Role
-from mooring.core.errors import Unauthorized
+from mooring.core.access import Access, Permission
 from mooring.db.tables import AuditEntry
+from mooring_client.errors import Unauthorized
+from mooring_client.schemas.projects import Role
 from tests.concurrency import run_concurrently
 from tests.service import Client, RunningService
 from tests.tenancy.audit_logs import await_links, mooring, verified

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mooring.core.access import Role
+from mooring_client.schemas.projects import Role
 from tests.concurrency import run_concurrently
 from tests.problems import problem
 from tests.service import Client

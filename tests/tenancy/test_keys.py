@@ -10,9 +10,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mooring.control.tenants import api_keys
-from mooring.core.access import Role
-from mooring.core.errors import Unauthorized
 from mooring.db.tables import ApiKey, IdempotencyKey, JoinToken
+from mooring_client.errors import Unauthorized
+from mooring_client.schemas.projects import Role
 from tests.problems import problem
 from tests.service import Client, running, settings_for
 from tests.tenancy.tenants import Setup, make_key, post

@@ -10,10 +10,11 @@ from cryptography.hazmat.primitives import serialization
 from mooring.control import gateway_keys
 from mooring.control.tenants import ssh_holders, ssh_keys
 from mooring.control.tenants.ssh_holders import Holder
-from mooring.core.access import Caller, Permission, Role
-from mooring.core.errors import NoMembership, Unauthorized
+from mooring.core.access import Caller, Permission
 from mooring.db.tables import SshKey, User
 from mooring.db.types import now
+from mooring_client.errors import NoMembership, Unauthorized
+from mooring_client.schemas.projects import Role
 from tests.concurrency import run_concurrently
 from tests.problems import problem
 from tests.service import Client

@@ -14,7 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
-from mooring.core.stream_messages import SUBPROTOCOL, Channel, message
+from mooring_client.stream_messages import SUBPROTOCOL, Channel, message
 from tests.nodes import websocket
 from tests.service import ADMIN_KEY, Client
 from tests.testbed.waiting import wait_until

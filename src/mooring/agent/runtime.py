@@ -7,11 +7,8 @@ from typing import Final, Protocol
 
 from mooring.agent.decide.device_claims import Share
 from mooring.core.disk import DiskFacts
-from mooring.core.instance.spec import SecretReference
-from mooring.core.instance.state import Reason
 from mooring.core.node import SwarmFacts
-from mooring.core.stream_messages import Channel
-from mooring.schemas.agent import Assignment, Endpoint, Orphan, OverlayNetwork
+from mooring.schemas.agent import Assignment, Endpoint, OverlayNetwork
 from mooring.schemas.agent_streams import (
     AttachRequest,
     DialRequest,
@@ -20,6 +17,10 @@ from mooring.schemas.agent_streams import (
     StreamStatus,
     WindowSize,
 )
+from mooring_client.schemas.nodes import Orphan
+from mooring_client.schemas.spec import SecretReference
+from mooring_client.schemas.states import Reason
+from mooring_client.stream_messages import Channel
 
 Progress = Callable[[Reason], None]
 Cancelled = Callable[[], bool]

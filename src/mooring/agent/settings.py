@@ -13,7 +13,7 @@ from mooring.agent.gpus.mps import PIPE_DIRECTORY
 from mooring.agent.images.policy import MAX_IMAGE_MIB
 from mooring.agent.images.pull_pace import PullTimeouts
 from mooring.core.simulation import SimulatedFleet, parse_fleets
-from mooring.core.text import LabelKey, LabelValue, Name
+from mooring_client.schemas.text import LabelKey, LabelValue, Name
 
 LABELS: TypeAdapter[dict[str, str]] = TypeAdapter(dict[LabelKey, LabelValue])
 

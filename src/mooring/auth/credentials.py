@@ -17,11 +17,11 @@ from mooring.auth.rate_limits import FailedAttempts
 from mooring.control.tenants import api_keys, sso
 from mooring.core import credentials
 from mooring.core.access import RENEWED_S, Access, Caller, lacking
-from mooring.core.errors import Unauthorized, Unavailable
 from mooring.core.sign_on import Person
 from mooring.db import failures
 from mooring.db.session import Database
 from mooring.db.types import now
+from mooring_client.errors import Unauthorized, Unavailable
 
 log = logging.getLogger(__name__)
 

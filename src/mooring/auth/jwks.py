@@ -11,8 +11,8 @@ import httpx
 from jwt import PyJWK, PyJWTError
 from pydantic_core import from_json
 
-from mooring.core.errors import SsoUnavailable, Unauthorized
 from mooring.settings import is_private_channel
+from mooring_client.errors import SsoUnavailable, Unauthorized
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ import jwt
 
 from mooring.auth.jwks import ALGORITHMS, IssuerKeys
 from mooring.core import sign_on
-from mooring.core.errors import Unauthorized
 from mooring.core.sign_on import Person
-from mooring.core.text import printable
 from mooring.db.types import now
 from mooring.settings import Settings
+from mooring_client.errors import Unauthorized
+from mooring_client.schemas.text import printable
 
 _JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
 _MAX_LENGTH = 16 * 1024

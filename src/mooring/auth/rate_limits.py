@@ -18,7 +18,12 @@ from threading import Lock
 from typing import Final, TypeVar
 
 from mooring.core.access import Caller
-from mooring.core.errors import TooManyRequests, TooManyStreams, TooManyStreamsOnNode, Unauthorized
+from mooring_client.errors import (
+    TooManyRequests,
+    TooManyStreams,
+    TooManyStreamsOnNode,
+    Unauthorized,
+)
 
 Key = TypeVar("Key")
 Clock = Callable[[], float]

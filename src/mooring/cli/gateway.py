@@ -13,9 +13,9 @@ from cryptography.fernet import InvalidToken
 from mooring.cli.common import explained_problems, open_database, sign_with_audit_keys
 from mooring.control import gateway_keys
 from mooring.control.tenants.encryption import KEY_FILE, Encryptor
-from mooring.core.errors import Unavailable
 from mooring.gateway.gateway import CannotListen, Gateway, GatewayAddresses
 from mooring.settings import Settings, is_loopback
+from mooring_client.errors import Unavailable
 
 
 def run(settings: Settings, *, ends_with_parent: bool) -> None:

@@ -86,7 +86,7 @@ def _change(
     from mooring.cli.gateway import explained_keys  # noqa: PLC0415
     from mooring.control.gateway_keys import GatewayKeyKind  # noqa: PLC0415
     from mooring.core.access import on_host  # noqa: PLC0415
-    from mooring.core.errors import Conflict  # noqa: PLC0415
+    from mooring_client.errors import Conflict  # noqa: PLC0415
 
     chosen = {GatewayKeyKind.HOST: host, GatewayKeyKind.CA: ca, GatewayKeyKind.LINK: link}
     kinds = [kind for kind in GatewayKeyKind if chosen[kind]]

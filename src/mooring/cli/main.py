@@ -120,7 +120,7 @@ def _tokens(settings: "AgentSettings") -> Iterator[str]:
 def _check_name(given: str | None) -> str | None:
     from pydantic import TypeAdapter  # noqa: PLC0415
 
-    from mooring.core.text import Name  # noqa: PLC0415
+    from mooring_client.schemas.text import Name  # noqa: PLC0415
 
     try:
         return given and TypeAdapter[str](Name).validate_python(given)

@@ -1,6 +1,6 @@
 """`If-Match`: rejects the change of an object that is no longer at the version that the caller read."""
 
-from mooring.core.errors import PreconditionFailed
+from mooring_client.errors import PreconditionFailed
 
 
 def require_current_version(noun: str, version: int, if_match: int | None) -> None:

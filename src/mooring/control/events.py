@@ -15,12 +15,12 @@ from sqlalchemy.orm import Session
 
 from mooring.control import event_order
 from mooring.core import ids
-from mooring.core.errors import Gone
-from mooring.core.instance.state import State
 from mooring.db.session import Ending, at_end, notify
 from mooring.db.signals import AnyTopic, Topic
 from mooring.db.tables import ControlPlane, Event
 from mooring.db.types import JsonObject, new_id, now
+from mooring_client.errors import Gone
+from mooring_client.schemas.states import State
 
 _PENDING = "mooring.events"
 _REASON_MAX_CHARACTERS = 500

@@ -20,9 +20,9 @@ from sqlalchemy.orm import Session
 from mooring.control.audit import audit_log
 from mooring.control.tenants.encryption import Encryptor
 from mooring.core.access import Access
-from mooring.core.errors import Conflict, Unavailable
 from mooring.core.ssh_public_keys import fingerprint
 from mooring.db.tables import ControlPlane
+from mooring_client.errors import Conflict, Unavailable
 
 _OPENSSH: Final = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 _KEY_BYTES: Final = 32

@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session
 
 from mooring.control.tenants import storage
 from mooring.control.tenants.encryption import Encryptor
-from mooring.core.errors import IdempotencyInProgress, IdempotencyKeyReused, ReplayTooLarge
 from mooring.db.tables import IdempotencyKey, IdempotencyUsage
 from mooring.db.types import now
+from mooring_client.errors import IdempotencyInProgress, IdempotencyKeyReused, ReplayTooLarge
 
 KEPT = timedelta(hours=24)
 # A longer body is not stored: a repeat gets an error, and still has no effect.

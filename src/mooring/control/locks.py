@@ -11,9 +11,9 @@ from sqlalchemy import ColumnElement, select, text
 from sqlalchemy.orm import Session, defer
 
 from mooring.core.access import Access
-from mooring.core.errors import Conflict, NotFound
 from mooring.db.session import Ending, at_end
 from mooring.db.tables import Instance, InstanceGroup, Node, Project
+from mooring_client.errors import Conflict, NotFound
 
 _TRIES = 5
 _LIVE = "mooring.live_projects"

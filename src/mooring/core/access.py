@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal
 
-from mooring.core.errors import Forbidden, NotFound, ProjectRequired
+from mooring_client.errors import Forbidden, NotFound, ProjectRequired
+from mooring_client.schemas.projects import Role
 
 
 class Permission(StrEnum):
@@ -22,12 +23,6 @@ class Permission(StrEnum):
     METRICS = "metrics:read"  # of the whole service, not of a project
     OWN = "project:own"  # members, keys, registry credentials, the project's audit log
     ADMIN = "admin"
-
-
-class Role(StrEnum):
-    VIEWER = "viewer"
-    MEMBER = "member"
-    OWNER = "owner"
 
 
 _VIEWER: Final = frozenset({Permission.READ, Permission.USAGE})

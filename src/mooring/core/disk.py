@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mooring.core.text import Text
+from mooring_client.schemas.text import Text
 
 # The limit of an instance without `disk_mib`; on a small node, a 32nd of the allocatable disk, so that a few
 # instances do not fill the node.

@@ -1,38 +1,11 @@
 """Instance groups: their state, derived from the states of the members, and the names of members."""
 
 from collections.abc import Collection
-from enum import StrEnum
-from typing import Final, Literal
+from typing import Final
 
-from mooring.core.instance.state import ENDED, DesiredState, State
-
-# Bounded, because one scheduling cycle places all members in one transaction.
-MAX_MEMBERS: Final = 64
-# The group's name followed by a rank must still be a valid name.
-LONGEST_NAME: Final = 60
-# How often members are queued again after a failure before the group fails.
-MAX_RESTARTS: Final = 10
-
-OnMemberFailure = Literal["fail_group", "restart_member"]
-NetworkMode = Literal["auto", "overlay", "host"]
-UsedNetwork = Literal["bridge", "overlay", "host"]
-
-# Variables that torchrun and similar launchers use; Mooring sets them for each member.
-RENDEZVOUS_ENV: Final = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "NODE_RANK"})
-
-
-class GroupState(StrEnum):
-    """The state of a group, derived from its members."""
-
-    PENDING = "pending"  # all members wait
-    STARTING = "starting"  # neither do all members wait, nor do all run
-    RUNNING = "running"  # every member runs or has succeeded
-    UNREACHABLE = "unreachable"  # the node of a member does not report
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-    SUCCEEDED = "succeeded"  # every member succeeded
-    FAILED = "failed"
-
+from mooring.core.instance.state import ENDED
+from mooring_client.schemas.instance_groups import GroupState
+from mooring_client.schemas.states import DesiredState, State
 
 GROUP_ENDED: Final = frozenset({GroupState.STOPPED, GroupState.SUCCEEDED, GroupState.FAILED})
 

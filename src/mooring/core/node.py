@@ -1,20 +1,12 @@
 """A node: the facts that its agent reports, its state, and what instances may use of it."""
 
-from enum import StrEnum
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from mooring.core.disk import DiskFacts
-from mooring.core.text import LabelKey, LabelValue, Text
-
-
-class NodeState(StrEnum):
-    READY = "ready"
-    CORDONED = "cordoned"  # nothing new is placed
-    DRAINING = "draining"  # nothing new is placed; instances left at the deadline are stopped
-    NOT_READY = "not_ready"  # its agent reports, but the node has a problem: see `reason`
-    UNREACHABLE = "unreachable"  # its agent has been silent for longer than `unreachable_after_s`
+from mooring_client.schemas.nodes import NodeState
+from mooring_client.schemas.text import LabelKey, LabelValue, Text
 
 
 class SwarmFacts(BaseModel):

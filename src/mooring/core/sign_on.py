@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mooring.core.access import Role
+from mooring_client.schemas.projects import Role
 
 
 @dataclass(frozen=True, slots=True)

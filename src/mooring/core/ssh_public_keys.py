@@ -9,7 +9,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed25519, rsa
 
-from mooring.core.errors import InvalidPublicKey
+from mooring_client.errors import InvalidPublicKey
 
 # The types that start with "sk-" are of security keys (FIDO2).
 SECURITY_KEY_TYPES: Final = ("sk-ssh-ed25519@openssh.com", "sk-ecdsa-sha2-nistp256@openssh.com")

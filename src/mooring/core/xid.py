@@ -10,24 +10,10 @@ Both depend on the code and on the recovery action that the driver requests (NVM
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from mooring.core.xid_catalogue import CATALOGUE
-
-
-class Severity(StrEnum):
-    INFO = "info"  # an application fault or a notice: the GPU stays in use
-    WARN = "warn"  # the GPU is allocated last
-    FATAL = "fatal"  # the GPU is quarantined
-
-
-class Action(StrEnum):
-    NONE = "none"
-    RESTART_APP = "restart_app"
-    RESET = "reset"
-    REBOOT = "reboot"
-    SERVICE = "service"
+from mooring_client.schemas.gpus import Action, Severity
 
 
 @dataclass(frozen=True, slots=True)

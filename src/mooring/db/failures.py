@@ -9,7 +9,7 @@ from typing import Any, Final
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from mooring.core.errors import Unavailable
+from mooring_client.errors import Unavailable
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import time
 from concurrent.futures import Future
 from typing import Final
 
-from mooring.core.errors import DatabaseUnavailable, NotMigrated, Unavailable
 from mooring.db import migrate
 from mooring.db.session import Database
+from mooring_client.errors import DatabaseUnavailable, NotMigrated, Unavailable
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from mooring.control import gateway_keys
 from mooring.control.instances import port_tokens
 from mooring.control.instances.port_tokens import PortTokens
 from mooring.control.tenants.encryption import Encryptor
-from mooring.core.errors import Unavailable
 from mooring.db import failures
 from mooring.db.session import Database
+from mooring_client.errors import Unavailable
 
 READ_EVERY_S: Final = 2.0
 _CANNOT_DECRYPT: Final = "cannot decrypt the present ones; restart it with the server's encryption keys"

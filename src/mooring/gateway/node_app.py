@@ -10,10 +10,10 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from mooring.auth.credentials import Credentials
-from mooring.core.errors import MooringError, NotFound, Unauthorized
 from mooring.db import failures
 from mooring.db.session import Database
 from mooring.streams.node_streams import StreamOpener
+from mooring_client.errors import MooringError, NotFound, Unauthorized
 
 ServeSsh = Callable[[WebSocket], Awaitable[None]]
 

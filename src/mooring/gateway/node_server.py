@@ -7,7 +7,6 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from mooring.core.errors import MooringError
 from mooring.settings import Settings
 from mooring.streams.http_protocol import (
     ConnectionLimits,
@@ -17,6 +16,7 @@ from mooring.streams.http_protocol import (
     uvicorn_options,
 )
 from mooring.streams.websockets import StreamProtocol
+from mooring_client.errors import MooringError
 
 _GRACE_S = 2
 _BACKLOG = 2048

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from typing import Final, Generic, TypeVar
 
 from mooring.auth.rate_limits import decrement
-from mooring.core.errors import TooManyStreams
+from mooring_client.errors import TooManyStreams
 
 # Connections that have not authenticated yet: of one network, and in total.
 UNAUTHENTICATED_PER_NETWORK: Final = 100

@@ -15,8 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mooring.core.bounded_dict import BoundedDict
-from mooring.core.instance.spec import WHOLE_MILLI
-from mooring.core.node import NodeState
 from mooring.scheduler.feasibility.gpu_rules import GpuKey, gpu_key
 from mooring.scheduler.model import NodeView, Request, Running
 from mooring.scheduler.packing import links
@@ -32,6 +30,8 @@ from mooring.scheduler.packing.node_classes import (
 )
 from mooring.scheduler.packing.potential import Potential
 from mooring.scheduler.packing.shapes import NodeClass
+from mooring_client.schemas.nodes import NodeState
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]

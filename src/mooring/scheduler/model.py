@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
-from mooring.core.instance.spec import DEFAULT_PRIORITY, WHOLE_MILLI
-from mooring.core.node import NodeState, allocatable_memory_mib
+from mooring.core.node import allocatable_memory_mib
 from mooring.core.policy import Policy
 from mooring.scheduler.packing.potential import Potential
+from mooring_client.schemas.nodes import NodeState
+from mooring_client.schemas.spec import DEFAULT_PRIORITY, WHOLE_MILLI
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from mooring.core.instance.spec import WHOLE_MILLI
-from mooring.core.node import NodeState, allocatable_memory_mib
+from mooring.core.node import allocatable_memory_mib
 from mooring.scheduler.model import GpuAllocation, GpuView, NodeView, Placement, PlanTime, Request, Running
+from mooring_client.schemas.nodes import NodeState
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 
 def with_placement(node: NodeView, placed: Placement, request: Request, at: PlanTime) -> NodeView:

@@ -4,13 +4,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from mooring.core.node import NodeState
 from mooring.core.policy import Policy
 from mooring.scheduler.feasibility.filters import admits
 from mooring.scheduler.feasibility.gpu_rules import passing
 from mooring.scheduler.feasibility.needs import preference
 from mooring.scheduler.model import GpuView, NodeView, Request, ReservedPeriod
 from mooring.scheduler.packing import links
+from mooring_client.schemas.nodes import NodeState
 
 
 @dataclass(frozen=True, slots=True)

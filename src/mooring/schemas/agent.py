@@ -5,13 +5,24 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from mooring.core.gpu import LONGEST_LIST, GpuFacts, Sample
-from mooring.core.instance.spec import InstanceSpec, SecurityProfile
-from mooring.core.instance.state import Phase, Reason
+from mooring.core.gpu import GpuFacts
+from mooring.core.instance.state import Phase
 from mooring.core.node import NodeFacts
-from mooring.core.text import LONGEST_TEXT, EnvName, EnvValue, GpuUuid, Name, Text, printable
 from mooring.schemas.agent_streams import StreamRequest
 from mooring.schemas.peer import Peer
+from mooring_client.schemas.gpus import Sample
+from mooring_client.schemas.nodes import Orphan
+from mooring_client.schemas.spec import InstanceSpec, SecurityProfile
+from mooring_client.schemas.states import Reason
+from mooring_client.schemas.text import (
+    LONGEST_TEXT,
+    EnvName,
+    EnvValue,
+    GpuUuid,
+    Name,
+    Text,
+    printable,
+)
 
 # The sizes of the database columns: 64 bits for counters, 32 for the rest.
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -110,19 +121,6 @@ class ObservedInstance(Peer):
     finished_at: Text | None = None
     image_digest: Annotated[Text | None, AfterValidator(_digest)] = None
     endpoints: Annotated[list[Endpoint], Field(max_length=1024)] = []
-
-
-class Orphan(Peer):
-    """A container with Mooring's labels that is neither assigned to the node nor to be removed."""
-
-    container_id: Text
-    name: Text
-    instance_id: Text
-    control_plane_id: Text | None
-    gpu_uuids: Annotated[
-        list[GpuUuid],
-        Field(max_length=256, description="the GPUs or MIG devices that it uses; nothing is placed on them"),
-    ] = []
 
 
 class Incident(Peer):

@@ -4,8 +4,8 @@ from typing import Annotated, Final, Self
 
 from pydantic import ConfigDict, Field
 
-from mooring.core.text import EnvName, EnvValue, LongText, Text
 from mooring.schemas.peer import Peer
+from mooring_client.schemas.text import EnvName, EnvValue, LongText, Text
 
 MAX_WINDOW: Final = 65_535
 

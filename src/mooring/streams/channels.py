@@ -8,9 +8,9 @@ from typing import Final
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from mooring.core.stream_messages import SUBPROTOCOL, Channel, message
 from mooring.schemas.agent_streams import StreamStatus
 from mooring.streams.websockets import disconnect
+from mooring_client.stream_messages import SUBPROTOCOL, Channel, message
 
 # Of messages from the node; then the node, and with it the program, has to wait.
 _BUFFERED_BYTES: Final = 256 * 1024

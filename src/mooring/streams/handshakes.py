@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from mooring.core.errors import BadRequest, UpgradeRequired
+from mooring_client.errors import BadRequest, UpgradeRequired
 
 _WEBSOCKET: Final = "mooring.websocket"
 _PATHS: Final = re.compile(

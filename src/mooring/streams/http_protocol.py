@@ -18,11 +18,11 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from mooring.core import errors
-from mooring.core.errors import MooringError
-from mooring.core.stream_messages import MAX_MESSAGE_BYTES
 from mooring.settings import Settings
 from mooring.streams.handshakes import is_handshake
+from mooring_client import errors
+from mooring_client.errors import MooringError
+from mooring_client.stream_messages import MAX_MESSAGE_BYTES
 
 MAX_HEAD_BYTES = 64 * 1024
 _MAX_PIPELINED = 64

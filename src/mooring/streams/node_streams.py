@@ -16,7 +16,13 @@ from mooring.control.instances import streams
 from mooring.control.instances.streams import Attempt, Requested, StreamOutcome
 from mooring.core import ids
 from mooring.core.access import RENEWED_S, Access
-from mooring.core.errors import (
+from mooring.db import failures
+from mooring.db.session import Database
+from mooring.db.signals import Topic
+from mooring.db.types import new_id
+from mooring.schemas.agent_streams import AttachRequest, LogsRequest, StreamError, StreamStatus
+from mooring.streams.channels import NodeChannel, NodeChannels
+from mooring_client.errors import (
     BadSince,
     Conflict,
     DockerUnavailable,
@@ -32,13 +38,7 @@ from mooring.core.errors import (
     ServerEnding,
     Unavailable,
 )
-from mooring.core.stream_messages import BadMessage, Channel, message, split
-from mooring.db import failures
-from mooring.db.session import Database
-from mooring.db.signals import Topic
-from mooring.db.types import new_id
-from mooring.schemas.agent_streams import AttachRequest, LogsRequest, StreamError, StreamStatus
-from mooring.streams.channels import NodeChannel, NodeChannels
+from mooring_client.stream_messages import BadMessage, Channel, message, split
 
 # How long a node may take to connect, and how long it may then be silent.
 DIAL_IN_S: Final = 10.0

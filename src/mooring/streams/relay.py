@@ -6,11 +6,18 @@ from typing import Any, Final, Protocol
 from pydantic import ValidationError
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from mooring.core.stream_messages import STDIN_CLOSED, STDOUT_CLOSED, BadMessage, Channel, message, split
 from mooring.schemas.agent_streams import Signal, StreamStatus, WindowSize
 from mooring.streams.node_streams import NodeStream
 from mooring.streams.tasks import cancelled
 from mooring.streams.websockets import connection_of
+from mooring_client.stream_messages import (
+    STDIN_CLOSED,
+    STDOUT_CLOSED,
+    BadMessage,
+    Channel,
+    message,
+    split,
+)
 
 # How long a user who reads slowly may take to read the status.
 STATUS_WITHIN_S: Final = 2.0

@@ -20,8 +20,8 @@ from mooring.agent.decide.reconcile import (
     key_of,
 )
 from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, Pause, PlannedRestart, Work
-from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, Removal
+from mooring_client.schemas.states import Reason
 from tests.agent.builders import ToyEngine, container, decided, exited, removal, snapshot, wanted
 
 GPU = "GPU-0"

@@ -7,8 +7,9 @@ import pytest
 from mooring.agent.decide.report import observed, orphans
 from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, PlannedRestart, Work
 from mooring.agent.runtime import Container
-from mooring.core.instance.state import Phase, Reason
+from mooring.core.instance.state import Phase
 from mooring.schemas.agent import Assignment, Endpoint, ObservedInstance, Removal
+from mooring_client.schemas.states import Reason
 from tests.agent.builders import container, exited, removal, snapshot, wanted
 
 A1: Key = ("a", 1)

@@ -14,8 +14,8 @@ from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.images.collector import CollectorPolicy, ImageCollector
 from mooring.agent.images.usage import ImageUsage
 from mooring.agent.runtime import Container, StartRefused
-from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment
+from mooring_client.schemas.states import Reason
 from tests.agent.docker_assignments import (
     all_containers,
     assignment,

@@ -9,8 +9,8 @@ import pytest
 
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.runtime import Container, ContainerStream, StreamRefused
-from mooring.core.stream_messages import MAX_DATA_BYTES, Channel
 from mooring.schemas.agent_streams import DialRequest
+from mooring_client.stream_messages import MAX_DATA_BYTES, Channel
 from tests.agent.container_streams import opened, read_all, run, with_late_input, within
 from tests.agent.docker_assignments import PortsTaken, assignment, start
 from tests.testbed import images

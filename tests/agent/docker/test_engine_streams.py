@@ -10,7 +10,7 @@ from mooring.agent.docker.streams import engine_streams
 from mooring.agent.docker.streams.container_output import ContainerOutput
 from mooring.agent.docker.streams.engine_streams import Document, EngineAddress, EngineApi, EngineConnection
 from mooring.agent.runtime import RuntimeUnavailable
-from mooring.core.stream_messages import MAX_DATA_BYTES, Channel
+from mooring_client.stream_messages import MAX_DATA_BYTES, Channel
 from tests.agent.container_streams import within
 from tests.agent.docker.scripted_engines import END, ScriptedEngine, answer, chunked, scripted_engine
 

@@ -8,8 +8,8 @@ from contextlib import AbstractAsyncContextManager
 
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.runtime import Container, ContainerStream, StreamRefused
-from mooring.core.stream_messages import MAX_DATA_BYTES, Channel
 from mooring.schemas.agent_streams import ExecRequest, WindowSize
+from mooring_client.stream_messages import MAX_DATA_BYTES, Channel
 from tests.agent.container_streams import opened, read_all, refusal, run, with_late_input, within
 from tests.agent.docker_assignments import assignment, processes_in, start
 from tests.testbed.waiting import wait_until

@@ -5,8 +5,8 @@ import pytest
 from mooring.agent.docker.byte_streams import Demultiplexer
 from mooring.agent.docker.streams.container_output import StreamHeaders
 from mooring.agent.docker.streams.logs import LineCutter, engine_time
-from mooring.core.stream_messages import MAX_DATA_BYTES, Channel
-from mooring.core.text import MAX_LINE_BYTES, clean_line
+from mooring_client.schemas.text import MAX_LINE_BYTES, clean_line
+from mooring_client.stream_messages import MAX_DATA_BYTES, Channel
 
 OUT, ERR = Channel.STDOUT, Channel.STDERR
 

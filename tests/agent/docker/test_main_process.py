@@ -7,8 +7,8 @@ import pytest
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.docker.streams import main_process
 from mooring.agent.runtime import Container, ContainerStream
-from mooring.core.stream_messages import Channel
 from mooring.schemas.agent_streams import AttachRequest, WindowSize
+from mooring_client.stream_messages import Channel
 from tests.agent.container_streams import Ran, logs, opened, read_all, refusal, within
 from tests.agent.docker.test_exec_streams import until
 from tests.agent.docker_assignments import assignment, runtime_on, start

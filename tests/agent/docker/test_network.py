@@ -10,8 +10,8 @@ from docker.types import IPAMConfig, IPAMPool
 from mooring.agent.docker.create import bridge_name, network_name
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.runtime import Container, RuntimeUnavailable, StartRefused
-from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment
+from mooring_client.schemas.states import Reason
 from tests.agent.docker_assignments import (
     CONTROL_PLANE,
     all_containers,

@@ -20,9 +20,9 @@ from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.host.firewall import Isolation, forward_rules, input_rules
 from mooring.agent.host.preflight import Check, engine_checks
 from mooring.agent.runtime import Container, RuntimeFacts, RuntimeUnavailable, StartDelayed, StartRefused
-from mooring.core.instance.state import Reason
 from mooring.core.node import SwarmFacts
 from mooring.schemas.agent import Assignment, OverlayNetwork
+from mooring_client.schemas.states import Reason
 from tests.agent.control_planes import TinyControlPlane, control_plane
 from tests.agent.docker_assignments import (
     CONTROL_PLANE,

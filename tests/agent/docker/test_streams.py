@@ -9,9 +9,9 @@ import pytest
 from mooring.agent.docker.client import Engine
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.runtime import Container, RuntimeUnavailable
-from mooring.core.stream_messages import Channel
-from mooring.core.text import MAX_LINE_BYTES
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamStatus
+from mooring_client.schemas.text import MAX_LINE_BYTES
+from mooring_client.stream_messages import Channel
 from tests.agent.container_streams import Ran, logs, opened, read_all, refusal, run, within
 from tests.agent.docker_assignments import assignment, processes_in, runtime_on, start, the_ended
 from tests.testbed.dockerd import DockerNode

@@ -3,7 +3,7 @@
 from mooring.agent.gpus.event_ledger import NEWS_AFTER_S, EventLedger
 from mooring.agent.gpus.faults import FAULT_PAUSE_S, MAX_REPORTED, GpuFaults
 from mooring.agent.nvml.types import GpuEvent
-from mooring.core.instance.state import Reason
+from mooring_client.schemas.states import Reason
 
 
 class Clock:

@@ -16,8 +16,8 @@ from mooring.agent.docker.create import Abilities, ContainerLimits, Image, conta
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.gpus.mps import Daemon, Mps, MpsUnavailableError
 from mooring.agent.runtime import StartDelayed
-from mooring.core.instance.spec import InstanceRequest
 from mooring.schemas.agent import Assignment
+from mooring_client.schemas.spec import InstanceRequest
 from tests.agent.docker_assignments import (
     CONTROL_PLANE,
     assignment,

@@ -18,8 +18,9 @@ from mooring.agent.runtime import Container
 from mooring.agent.simulated.gpus import SimulatedGpuReader
 from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.agent.sync.agent_state import AgentState, AnswerOutcome
-from mooring.core.instance.state import Phase, Reason
+from mooring.core.instance.state import Phase
 from mooring.schemas.agent import Assignment, SyncAnswer
+from mooring_client.schemas.states import Reason
 from tests.agent import builders, docker_assignments
 from tests.agent.agents import agent_with
 from tests.agent.builders import container, exited, wanted

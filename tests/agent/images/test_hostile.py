@@ -17,8 +17,8 @@ from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.runtime import Container, StartRefused
 from mooring.agent.simulated.gpus import SimulatedGpuReader
 from mooring.agent.sync.agent_state import AgentState
-from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, SyncAnswer
+from mooring_client.schemas.states import Reason
 from tests.agent.agents import agent_with
 from tests.agent.docker_assignments import (
     CONTROL_PLANE,

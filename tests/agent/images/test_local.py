@@ -16,8 +16,8 @@ from mooring.agent.images.private_images import PrivateImages
 from mooring.agent.images.pulled_images import PulledImages
 from mooring.agent.runtime import StartDelayed, StartRefused
 from mooring.agent.sync.identity import StateDirectory
-from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment
+from mooring_client.schemas.states import Reason
 from tests.agent.docker_assignments import assignment, output_of, runtime_on, start, with_more
 from tests.testbed import images
 from tests.testbed.dockerd import DockerNode

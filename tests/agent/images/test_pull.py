@@ -11,7 +11,7 @@ from mooring.agent.images.pull import _Layers as Layers
 from mooring.agent.images.pull import image_of
 from mooring.agent.runtime import Container, RuntimeUnavailable, StartDelayed, StartRefused
 from mooring.core.images import ImageName
-from mooring.core.instance.state import Reason
+from mooring_client.schemas.states import Reason
 from tests.agent.builders import pull_and_start
 from tests.agent.docker_assignments import assignment, runtime_on, start
 from tests.testbed.dockerd import DockerNode

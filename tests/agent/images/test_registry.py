@@ -12,8 +12,8 @@ from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.images.private_images import PrivateImages
 from mooring.agent.runtime import StartDelayed, StartRefused
 from mooring.agent.sync.identity import StateDirectory
-from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment
+from mooring_client.schemas.states import Reason
 from tests.agent.builders import pull_and_start
 from tests.agent.docker_assignments import assignment, output_of, runtime_on, start, with_more
 from tests.testbed.dockerd import DockerNode

@@ -22,9 +22,9 @@ from mooring.agent.images.registry_check import (
     resolve,
 )
 from mooring.agent.runtime import StartDelayed, StartRefused
-from mooring.core.instance.state import Reason
 from mooring.core.registry_hosts import Address
 from mooring.schemas.agent import Assignment
+from mooring_client.schemas.states import Reason
 from tests.agent.docker_assignments import assignment, start, with_more
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.parts import program

@@ -18,9 +18,10 @@ from mooring.agent.main import _minor_of
 from mooring.agent.nvml.types import NvmlSample
 from mooring.agent.simulated.gpus import SimulatedGpuReader
 from mooring.agent.simulated.runtime import SimulatedRuntime
-from mooring.core.gpu import GpuFacts, Sample, mig_milli
+from mooring.core.gpu import GpuFacts
 from mooring.core.simulation import SimulatedFleet, parse_fleet, parse_fleets
 from mooring.schemas.agent import Incident
+from mooring_client.schemas.gpus import Sample, mig_milli
 from tests.agent.agents import agent_with
 from tests.agent.builders import assignment as simulated_assignment
 from tests.agent.builders import container, decided, exited, pull_and_start, wanted

@@ -10,16 +10,17 @@ from pydantic import BaseModel
 
 from mooring.agent.nvml import types
 from mooring.core import gpu
+from mooring_client.schemas import gpus
 
 SHAPES: dict[type, type[BaseModel]] = {
-    types.NvmlNvLinkPeer: gpu.NvLinkPeer,
+    types.NvmlNvLinkPeer: gpus.NvLinkPeer,
     types.NvmlMigDevice: gpu.MigDevice,
     types.NvmlGpuFacts: gpu.GpuFacts,
-    types.NvmlProcess: gpu.Process,
-    types.NvmlMigSample: gpu.MigSample,
-    types.NvmlSample: gpu.Sample,
+    types.NvmlProcess: gpus.Process,
+    types.NvmlMigSample: gpus.MigSample,
+    types.NvmlSample: gpus.Sample,
 }
-ADDED_BY_THE_AGENT: dict[type[BaseModel], set[str]] = {gpu.Process: {"instance_id"}}
+ADDED_BY_THE_AGENT: dict[type[BaseModel], set[str]] = {gpus.Process: {"instance_id"}}
 
 
 def as_model(annotation: Any) -> Any:

@@ -4,8 +4,9 @@ import pytest
 
 from mooring.agent.gpus.reader import GpuReader
 from mooring.agent.simulated.gpus import PID_MAX, GpuUser, SimulatedGpuReader, gpu_uuid
-from mooring.core.gpu import GpuFacts, Sample
+from mooring.core.gpu import GpuFacts
 from mooring.core.simulation import MODELS
+from mooring_client.schemas.gpus import Sample
 
 NOON = 1_800_000_000.0
 

@@ -9,9 +9,9 @@ import pytest
 
 from mooring.agent.runtime import Container, RuntimeUnavailable, StartRefused
 from mooring.agent.simulated.runtime import SimulatedRuntime
-from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment
 from mooring.schemas.agent_streams import LogsRequest, StreamStatus
+from mooring_client.schemas.states import Reason
 from tests.agent.builders import assignment, pull_and_start
 from tests.agent.container_streams import Ran, logs, opened, read_all, refusal, run, within
 from tests.testbed.waiting import wait_until

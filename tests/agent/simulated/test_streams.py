@@ -8,8 +8,8 @@ import pytest
 
 from mooring.agent.runtime import Container, ContainerStream, RuntimeUnavailable
 from mooring.agent.simulated.runtime import SimulatedRuntime
-from mooring.core.stream_messages import Channel
 from mooring.schemas.agent_streams import AttachRequest, DialRequest, ExecRequest, StreamStatus, WindowSize
+from mooring_client.stream_messages import Channel
 from tests.agent.builders import assignment, pull_and_start
 from tests.agent.container_streams import Ran, opened, read_all, refusal, run, within
 

@@ -14,9 +14,9 @@ import pytest
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.runtime import Container
 from mooring.agent.simulated.gpus import SimulatedGpuReader
-from mooring.core.stream_messages import MAX_DATA_BYTES, STDIN_CLOSED, Channel, message
 from mooring.schemas.agent import Assignment
 from mooring.schemas.agent_streams import DialRequest, ExecRequest, StreamRequest
+from mooring_client.stream_messages import MAX_DATA_BYTES, STDIN_CLOSED, Channel, message
 from tests.agent.agents import agent_with
 from tests.agent.control_planes import TinyControlPlane
 from tests.agent.docker_assignments import assignment, processes_in

@@ -14,7 +14,6 @@ from mooring.agent.streams.loop import StreamLoop
 from mooring.agent.streams.streams import Streams
 from mooring.agent.sync.client import ControlPlaneClient
 from mooring.agent.sync.identity import NodeIdentity
-from mooring.core.stream_messages import STDIN_CLOSED, Channel, message
 from mooring.schemas.agent import Assignment
 from mooring.schemas.agent_streams import (
     DialRequest,
@@ -24,6 +23,7 @@ from mooring.schemas.agent_streams import (
     StreamStatus,
     WindowSize,
 )
+from mooring_client.stream_messages import STDIN_CLOSED, Channel, message
 from tests.agent.builders import assignment, pull_and_start
 from tests.agent.control_planes import OWN, TOKEN, TinyControlPlane, control_plane
 from tests.agent.stream_receivers import ReceivedStream

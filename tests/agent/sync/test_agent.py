@@ -23,9 +23,9 @@ from mooring.agent.sync.identity import NodeIdentity, StateDirectory
 from mooring.agent.sync.reachability import Reachability
 from mooring.agent.sync.stop_times import StopTimes
 from mooring.agent.sync.worker_pools import WAITING_OF_PROJECT, WorkerPools
-from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, Removal, SyncRequest
 from mooring.schemas.agent_streams import LogsRequest, StreamRequest, StreamStatus
+from mooring_client.schemas.states import Reason
 from tests.agent.builders import assignment
 from tests.agent.control_planes import OWN, TOKEN, TinyControlPlane, control_plane
 from tests.agent.gpus.test_telemetry import FixedReader

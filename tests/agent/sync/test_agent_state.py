@@ -6,8 +6,9 @@ from mooring.agent.decide.reconcile import Remove, Restart, Start, key_of
 from mooring.agent.decide.snapshot import ActionKind, Key
 from mooring.agent.runtime import DELAY_LIMIT_S, Container, StartDelayed
 from mooring.agent.sync.agent_state import AgentState, AnswerOutcome
-from mooring.core.instance.state import Phase, Reason
+from mooring.core.instance.state import Phase
 from mooring.schemas.agent import Assignment, Removal, SyncAnswer
+from mooring_client.schemas.states import Reason
 from tests.agent.builders import container, exited, removal, wanted
 
 A1: Key = ("a", 1)

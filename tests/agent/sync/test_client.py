@@ -24,8 +24,8 @@ from mooring.agent.sync.client import (
 )
 from mooring.agent.sync.identity import NodeIdentity
 from mooring.core.node import NodeFacts
-from mooring.core.stream_messages import KEEPALIVE
 from mooring.schemas.agent import SyncAnswer, SyncRequest
+from mooring_client.stream_messages import KEEPALIVE
 from tests.agent.builders import assignment
 from tests.agent.control_planes import CREDENTIAL, OWN, TOKEN, TinyControlPlane, control_plane
 from tests.testbed.waiting import wait_until

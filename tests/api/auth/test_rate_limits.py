@@ -22,7 +22,7 @@ from mooring.auth.rate_limits import (
     network_of,
 )
 from mooring.core.access import Caller
-from mooring.core.errors import TooManyRequests, Unauthorized
+from mooring_client.errors import TooManyRequests, Unauthorized
 from tests.nodes import WireNode, join_token
 from tests.problems import problem
 from tests.service import Client, RunningService, running, settings_for

@@ -23,9 +23,9 @@ from mooring.auth.rate_limits import (
     OpenStreams,
 )
 from mooring.core.access import Caller, Permission
-from mooring.core.errors import TooManyRequests
-from mooring.core.stream_messages import KEEPALIVE
 from mooring.schemas.agent import Assignment
+from mooring_client.errors import TooManyRequests
+from mooring_client.stream_messages import KEEPALIVE
 from tests.api.conftest import Sandbox
 from tests.nodes import output, status
 from tests.problems import problem

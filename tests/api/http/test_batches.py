@@ -23,8 +23,8 @@ from mooring.control.instances import instances
 from mooring.control.tenants import projects
 from mooring.control.tenants.storage import StorageLimits
 from mooring.core.access import Access, Caller, Permission
-from mooring.core.errors import MooringError, NameTaken, TooManyRequests
-from mooring.schemas.instances import InstanceCreate
+from mooring_client.errors import MooringError, NameTaken, TooManyRequests
+from mooring_client.schemas.instances import InstanceCreate
 from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
 

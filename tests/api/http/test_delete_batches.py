@@ -18,10 +18,10 @@ from mooring.control import locks
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.instances import instances, placements
 from mooring.core.access import Access, Caller, Permission
-from mooring.core.errors import MooringError
 from mooring.db.session import Database
 from mooring.db.tables import Node
 from mooring.scheduler.model import Placement
+from mooring_client.errors import MooringError
 from tests.concurrency import run_concurrently
 from tests.nodes import WireNode, observed
 from tests.service import Client, RunningService

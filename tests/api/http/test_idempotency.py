@@ -12,11 +12,11 @@ from sqlalchemy import select, update
 
 from mooring.control import idempotency
 from mooring.control.tenants.encryption import Encryptor
-from mooring.core.errors import IdempotencyInProgress, ReplayTooLarge
 from mooring.db.session import Database
 from mooring.db.signals import Signals
 from mooring.db.tables import IdempotencyKey, IdempotencyUsage
 from mooring.db.types import now
+from mooring_client.errors import IdempotencyInProgress, ReplayTooLarge
 from tests.api.conftest import Sandbox
 from tests.concurrency import run_concurrently
 from tests.nodes import output, status

@@ -4,8 +4,8 @@ import pytest
 
 from mooring.api.views import rendered
 from mooring.control.tenants import row_limits
-from mooring.core.instance.spec import MAX_TEXT_BYTES
 from mooring.db.tables import ApiKey, Member, Registry, Secret
+from mooring_client.schemas.spec import MAX_TEXT_BYTES
 from tests.problems import problem
 from tests.service import Client
 

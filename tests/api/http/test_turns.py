@@ -9,7 +9,7 @@ import pytest
 from mooring.api.http.turns import MAX_WAITING_PER_PROJECT, PAUSE_FACTOR, ProjectTurns, SchedulerTurns
 from mooring.auth.rate_limits import ANSWERS_PER_S, DELAY_S, MAX_DELAYED, DelayedAnswers
 from mooring.core.access import Caller
-from mooring.core.errors import TooManyRequests
+from mooring_client.errors import TooManyRequests
 
 
 def caller(name: str, project: str | None = None) -> Caller:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mooring.schemas.instances import InstanceCreate
+from mooring_client.schemas.instances import InstanceCreate
 from tests.api.conftest import Sandbox
 from tests.concurrency import run_concurrently
 from tests.problems import problem

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 
 from mooring.scheduler import queue_order
-from mooring.schemas import queue as schemas
+from mooring_client.schemas import queue as schemas
 from tests.nodes import WireNode
 from tests.problems import problem
 from tests.service import Client

@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 import pytest
 from websockets.sync.client import ClientConnection
 
-from mooring.core.stream_messages import KEEPALIVE, SUBPROTOCOL
 from mooring.schemas.agent_streams import StreamRequest
+from mooring_client.stream_messages import KEEPALIVE, SUBPROTOCOL
 from tests.api.conftest import Sandbox
 from tests.nodes import websocket
 from tests.testbed.waiting import wait_until

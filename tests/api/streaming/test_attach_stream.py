@@ -2,8 +2,8 @@
 
 import pytest
 
-from mooring.core.stream_messages import KEEPALIVE, STDIN_CLOSED, Channel, message
 from mooring.schemas.agent_streams import StreamStatus
+from mooring_client.stream_messages import KEEPALIVE, STDIN_CLOSED, Channel, message
 from tests.api.streaming.conftest import Streams
 from tests.api.streaming.test_exec_stream import received_status
 

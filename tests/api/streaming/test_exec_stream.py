@@ -14,10 +14,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
 from mooring.control.instances import streams as control_streams
-from mooring.core.stream_messages import KEEPALIVE, STDIN_CLOSED, Channel, message
 from mooring.schemas.agent_streams import ExecRequest
 from mooring.streams import node_streams, websockets
 from mooring.streams.websockets import StreamProtocol
+from mooring_client.stream_messages import KEEPALIVE, STDIN_CLOSED, Channel, message
 from tests.api.streaming.conftest import Streams
 from tests.nodes import output, status
 from tests.problems import problem

@@ -5,8 +5,8 @@ import threading
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from mooring.core.stream_messages import STDIN_CLOSED, STDOUT_CLOSED, Channel, message
 from mooring.schemas.agent_streams import DialRequest
+from mooring_client.stream_messages import STDIN_CLOSED, STDOUT_CLOSED, Channel, message
 from tests.api.streaming.conftest import Streams
 from tests.nodes import output, status
 

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import select, update
 from websockets.exceptions import ConnectionClosed
 
-from mooring.core.stream_messages import Channel, message
 from mooring.db.tables import Stream
 from mooring.db.types import now
+from mooring_client.stream_messages import Channel, message
 from tests.api.streaming.conftest import Streams
 from tests.nodes import output, status
 from tests.retention import purge

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from mooring.core.stream_messages import Channel, message
+from mooring_client.stream_messages import Channel, message
 from tests.api.streaming.conftest import Streams
 from tests.nodes import output, status
 from tests.testbed.waiting import wait_until

@@ -15,9 +15,9 @@ from sqlalchemy import event, select, text, update
 
 from mooring.agent.sync.specs import Specs
 from mooring.control.nodes import nodes
-from mooring.core.access import Role
 from mooring.db.tables import Base, Registry, Secret
 from mooring.schemas.agent import Assignment, StartSecrets, SyncAnswer
+from mooring_client.schemas.projects import Role
 from tests.api.conftest import Sandbox
 from tests.concurrency import run_concurrently
 from tests.nodes import WireNode, observed, simulated_node

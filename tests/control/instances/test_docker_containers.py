@@ -10,9 +10,9 @@ import pytest
 from mooring.control.instances import docker_containers, port_links
 from mooring.core import ids
 from mooring.core.access import SYSTEM
-from mooring.core.errors import MooringError
 from mooring.db.tables import DockerContainer, PortLink
 from mooring.db.types import new_id, now
+from mooring_client.errors import MooringError
 from tests.concurrency import run_concurrently
 from tests.service import Client, RunningService
 

@@ -6,10 +6,10 @@ import pytest
 
 from mooring.control.instances import gangs, instance_groups
 from mooring.core.access import SYSTEM
-from mooring.core.instance.state import State
 from mooring.db.session import Database
 from mooring.db.tables import Instance, InstanceGroup, Project
-from mooring.schemas.instance_groups import InstanceGroupCreate
+from mooring_client.schemas.instance_groups import InstanceGroupCreate
+from mooring_client.schemas.states import State
 from tests.nodes import WireNode
 from tests.problems import problem
 from tests.service import Client, RunningService

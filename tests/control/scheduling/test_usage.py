@@ -6,12 +6,12 @@ from math import inf
 import pytest
 
 from mooring.control.scheduling import usage
-from mooring.core.node import NodeState
 from mooring.core.policy import Policy
 from mooring.db.session import Database
 from mooring.db.tables import ProjectUsage
 from mooring.db.types import now
 from mooring.scheduler.model import GpuAllocation, NodeView, ResourceUsage, Running
+from mooring_client.schemas.nodes import NodeState
 from tests.nodes import WireNode
 from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until

@@ -9,11 +9,11 @@ from sqlalchemy.orm import Session
 
 from mooring.control.tenants import projects, storage
 from mooring.control.tenants.storage import StorageLimits
-from mooring.core.errors import DailyWriteLimit, QuotaExceeded
 from mooring.db import migrate
 from mooring.db.session import Database, Ending, at_end
 from mooring.db.signals import Signals
 from mooring.db.tables import Project
+from mooring_client.errors import DailyWriteLimit, QuotaExceeded
 
 LIMITS = StorageLimits(stored_bytes=1000, written_bytes_per_day=50_000)
 

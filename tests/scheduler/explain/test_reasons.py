@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from mooring.core.node import NodeState
 from mooring.scheduler.explain.reasons import FittingAlternatives, explain, would_fit
 from mooring.scheduler.model import NodeView, Request, Snapshot, Unplaced
 from mooring.scheduler.schedule import schedule
+from mooring_client.schemas.nodes import NodeState
 from tests.scheduler.clusters import A10, AT, H100, T4, gpus, h100s, node, request
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from mooring.core.node import NodeState
 from mooring.scheduler.feasibility.filters import fits, refusals
 from mooring.scheduler.feasibility.needs import needs
 from mooring.scheduler.model import MigView, NodeView, Request, ReservedPeriod
+from mooring_client.schemas.nodes import NodeState
 from tests.scheduler.clusters import A10, AT, H100, T4, gpus, h100s, node, request
 
 FULL = gpus(H100, 8, in_use=(0, 1, 2, 3, 4, 5), quarantined=(6,))

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from mooring.core.node import NodeState
 from mooring.scheduler import reservations
 from mooring.scheduler.backfill.planner import BackfillPlanner, StartTimes
 from mooring.scheduler.cycle_cache import CycleCache
@@ -18,6 +17,7 @@ from mooring.scheduler.queue import ProjectShares
 from mooring.scheduler.reservations import ReservationSpec, choose, reservable_gpus
 from mooring.scheduler.schedule import schedule
 from mooring.scheduler.units import Unit
+from mooring_client.schemas.nodes import NodeState
 from tests.scheduler.clusters import AT, H100, h100s, place_one, request
 
 OWNER, OTHER = "prj_owner", "prj_other"

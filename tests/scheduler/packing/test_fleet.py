@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.packing import fleet as fleets_module
 from mooring.scheduler.packing.fleet import Fleet
 from mooring.scheduler.packing.potential import Potential
 from mooring.scheduler.packing.shapes import FleetNode, Move, NodeClass, Shape, tie_of
+from mooring_client.schemas.spec import WHOLE_MILLI
 from tests.scheduler.fleets import BIG, MIXED, PLAIN, SMALL, fleets, node, potential, shapes, share, whole
 
 

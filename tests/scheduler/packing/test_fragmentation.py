@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from mooring.core.node import NodeState
 from mooring.scheduler.model import MigView, NodeView, PlanTime, Request, ReservedPeriod, Snapshot
 from mooring.scheduler.packing.fragmentation import fragmentation
 from mooring.scheduler.schedule import schedule
+from mooring_client.schemas.nodes import NodeState
 from tests.scheduler.backfill.test_planner import running
 from tests.scheduler.busy import NOW, snapshots
 from tests.scheduler.clusters import A10, AT, H100, gpus, node, request

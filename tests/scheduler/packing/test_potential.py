@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.packing.potential import UNIT, Potential, Target
 from mooring.scheduler.packing.shapes import NodeClass, Shape
 from mooring.scheduler.packing.share_values import free_milli_values
 from mooring.scheduler.packing.states import States
+from mooring_client.schemas.spec import WHOLE_MILLI
 from tests.scheduler.fleets import BIG, SMALL, potential, share, whole
 
 

@@ -19,8 +19,8 @@ from mooring.agent.decide.device_claims import ClaimTable, Devices, HasDevices, 
 from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, PlannedRestart, Work
 from mooring.agent.runtime import Container
 from mooring.core.backoff import backoff_s
-from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, OverlayNetwork, Removal
+from mooring_client.schemas.states import Reason
 
 ENDED: Final = frozenset({"exited", "dead"})
 LONGEST_PAUSE_S: Final = 60  # before a restart

@@ -6,8 +6,10 @@ from typing import Final
 from mooring.agent.decide.reconcile import ENDED, NO_CONTACT, is_live, will_restart
 from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, PlannedRestart
 from mooring.agent.runtime import Container
-from mooring.core.instance.state import Phase, Reason
-from mooring.schemas.agent import ObservedInstance, Orphan
+from mooring.core.instance.state import Phase
+from mooring.schemas.agent import ObservedInstance
+from mooring_client.schemas.nodes import Orphan
+from mooring_client.schemas.states import Reason
 
 SIGKILLED: Final = 137
 CREATING: Final = Reason(code="creating", message="The container is being created")

@@ -6,8 +6,8 @@ from enum import StrEnum
 
 from mooring.agent.decide.device_claims import Share
 from mooring.agent.runtime import Container
-from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, Removal
+from mooring_client.schemas.states import Reason
 
 Key = tuple[str, int]  # instance id, attempt
 

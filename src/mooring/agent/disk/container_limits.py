@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from mooring.agent.runtime import StartRefused
-from mooring.core.instance.state import Reason
+from mooring_client.schemas.states import Reason
 
 MAX_VOLUMES: Final = 16
 _MAX_PATH_LENGTH: Final = 255

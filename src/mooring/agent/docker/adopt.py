@@ -16,8 +16,8 @@ from mooring.agent.docker.observe import Observer
 from mooring.agent.docker.toolbox_mount import toolbox_of
 from mooring.agent.docker.toolbox_volumes import has_files
 from mooring.agent.runtime import RuntimeUnavailable, StartDelayed, StartRefused
-from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment
+from mooring_client.schemas.states import Reason
 
 NOT_RECORDED = Reason(
     code="state_not_saved",

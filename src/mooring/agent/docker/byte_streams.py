@@ -16,7 +16,7 @@ from requests import Response
 from mooring.agent.docker.errors import engine_call
 from mooring.agent.docker.transport import listening_to_connections
 from mooring.agent.runtime import RuntimeUnavailable
-from mooring.core.stream_messages import Channel
+from mooring_client.stream_messages import Channel
 
 _READ_BYTES = 65_536
 _HEADER_BYTES = 8  # stream number, three zeros, length as four bytes

@@ -15,7 +15,7 @@ from pathlib import Path
 from mooring.agent.docker.byte_streams import Demultiplexer
 from mooring.agent.docker.client import Document, Engine
 from mooring.agent.docker.errors import start_failure
-from mooring.core.instance.state import Reason
+from mooring_client.schemas.states import Reason
 
 _NOT_RUN_CODES = {126, 127}
 _POLL_S = 0.001

@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mooring.agent.decide.device_claims import Share, devices_of
 from mooring.agent.docker.create import HOST_NETWORK, network_of, spec_hash
 from mooring.agent.sync.identity import StateDirectory
-from mooring.core.instance.spec import SecretReference
 from mooring.schemas.agent import Assignment
+from mooring_client.schemas.spec import SecretReference
 
 FILE: Final = "containers.json"
 MAX_RECORDS: Final = 4096

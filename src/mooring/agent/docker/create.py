@@ -16,10 +16,10 @@ from mooring.agent.disk.container_limits import file_size_limits, storage_option
 from mooring.agent.docker.toolbox_mount import Toolbox, mount_of
 from mooring.agent.gpus.mps import Daemon, Mps
 from mooring.agent.runtime import StartRefused, secret_values
-from mooring.core.instance.spec import InstanceSpec, SecurityProfile
-from mooring.core.instance.state import Reason
-from mooring.core.paths import is_kernel_path, normal_path
 from mooring.schemas.agent import Assignment
+from mooring_client.schemas.paths import is_kernel_path, normal_path
+from mooring_client.schemas.spec import InstanceSpec, SecurityProfile
+from mooring_client.schemas.states import Reason
 
 LABEL_PREFIX = "mooring."
 INSTANCE_LABEL, ATTEMPT_LABEL = "mooring.instance", "mooring.attempt"

@@ -14,7 +14,7 @@ from requests.exceptions import RequestException
 from urllib3.exceptions import HTTPError
 
 from mooring.agent.runtime import RuntimeUnavailable
-from mooring.core.instance.state import Reason
+from mooring_client.schemas.states import Reason
 
 # A daemon that shuts down or has lost containerd answers 500 with one of these Go errors. Such an answer
 # says nothing about the container.

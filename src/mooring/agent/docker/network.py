@@ -28,9 +28,9 @@ from mooring.agent.docker.create import (
 from mooring.agent.docker.errors import EngineRefused, start_failure
 from mooring.agent.docker.overlay import BRIDGE_OPTION, Overlays, waiting_for_network
 from mooring.agent.runtime import RuntimeUnavailable, StartDelayed, StartRefused
-from mooring.core.instance.state import Reason
 from mooring.core.node import SwarmFacts
 from mooring.schemas.agent import Assignment
+from mooring_client.schemas.states import Reason
 
 _UNAVAILABLE: Final = "network_unavailable"
 _CONFLICTS: Final = {403, 409}  # an interface or a network of this name exists

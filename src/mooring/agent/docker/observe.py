@@ -21,8 +21,9 @@ from mooring.agent.docker.derive import ParentOf, derive_record, has_our_name, i
 from mooring.agent.docker.errors import EngineRefused
 from mooring.agent.docker.redaction import SecretRedactor
 from mooring.agent.runtime import Container, RuntimeUnavailable, StartRefused
-from mooring.core.text import printable
-from mooring.schemas.agent import Assignment, Endpoint, Orphan
+from mooring.schemas.agent import Assignment, Endpoint
+from mooring_client.schemas.nodes import Orphan
+from mooring_client.schemas.text import printable
 
 _NEVER = "0001-01-01T00:00:00Z"  # Go's zero time
 # If a container is restarted by hand between two lists, its ports change but the lists are equal.

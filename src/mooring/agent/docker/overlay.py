@@ -22,9 +22,9 @@ from mooring.agent.docker.client import Document, Engine, find_network, is_gone
 from mooring.agent.docker.create import CONTROL_PLANE_LABEL, GROUP_LABEL, PROJECT_LABEL
 from mooring.agent.docker.errors import EngineRefused
 from mooring.agent.runtime import Cancelled, Progress, RuntimeUnavailable, StartDelayed, StartRefused
-from mooring.core.instance.state import Reason
 from mooring.core.node import SwarmFacts
 from mooring.schemas.agent import OverlayNetwork
+from mooring_client.schemas.states import Reason
 
 GATEWAY: Final = "docker_gwbridge"
 BRIDGE_OPTION: Final = "com.docker.network.bridge.name"

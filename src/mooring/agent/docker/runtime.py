@@ -60,9 +60,10 @@ from mooring.agent.runtime import (
     secret_values,
 )
 from mooring.agent.simulated.gpus import GpuUser, gpu_user
-from mooring.core.instance.state import Reason
 from mooring.core.node import SwarmFacts
-from mooring.schemas.agent import Assignment, Orphan, OverlayNetwork
+from mooring.schemas.agent import Assignment, OverlayNetwork
+from mooring_client.schemas.nodes import Orphan
+from mooring_client.schemas.states import Reason
 
 _INFO_EVERY_S = 60.0  # `docker info` runs two programs; what is used of it changes only when Docker restarts
 _PORT_TRIES = 3

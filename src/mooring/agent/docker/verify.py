@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mooring.agent.docker.create import CDI_KIND, NO_DEVICES, RUNC, VISIBLE_DEVICES
-from mooring.core.instance.state import Reason
+from mooring_client.schemas.states import Reason
 
 MinorOf = Callable[[str], int | None]  # UUID of a GPU -> its minor number, if known
 

@@ -18,8 +18,8 @@ from uuid import uuid4
 from mooring.agent.gpus.event_ledger import Kind, kind_of
 from mooring.agent.nvml.types import GpuEvent
 from mooring.core import xid
-from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Incident
+from mooring_client.schemas.states import Reason
 
 FAULT_PAUSE_S: Final = 10.0
 MAX_REPORTED: Final = 1000  # the protocol's limit

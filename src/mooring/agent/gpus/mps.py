@@ -27,8 +27,8 @@ from typing import Any, Final
 
 from mooring.agent.decide.device_claims import Share
 from mooring.agent.runtime import StartDelayed
-from mooring.core.instance.spec import WHOLE_MILLI
-from mooring.core.instance.state import Reason
+from mooring_client.schemas.spec import WHOLE_MILLI
+from mooring_client.schemas.states import Reason
 
 PIPE_DIRECTORY: Final = Path("/tmp/nvidia-mps")  # noqa: S108 - NVIDIA's default; its owner is checked
 GPU_PLACEHOLDER: Final = "{gpu}"

@@ -15,9 +15,10 @@ from mooring.agent.gpus.faults import GpuFaults
 from mooring.agent.gpus.reader import NOT_READ_YET, GpuReader, GpuReading
 from mooring.agent.nvml.types import NodeFault, NvmlSample
 from mooring.agent.runtime import Container, RuntimeFacts, facts_without_engine
-from mooring.core.gpu import GpuFacts, Sample
-from mooring.core.instance.state import Reason
+from mooring.core.gpu import GpuFacts
 from mooring.core.node import NodeFacts
+from mooring_client.schemas.gpus import Sample
+from mooring_client.schemas.states import Reason
 
 INVENTORY_KEPT_S: Final = 60
 

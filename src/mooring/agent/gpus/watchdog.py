@@ -16,7 +16,7 @@ from mooring.agent.decide.snapshot import Key
 from mooring.agent.gpus.reader import GpuReader, GpuReading
 from mooring.agent.nvml.types import NvmlSample
 from mooring.agent.runtime import Container
-from mooring.core.instance.state import Reason
+from mooring_client.schemas.states import Reason
 
 # Often, because a neighbour whose memory is taken fails at its next allocation; NVML updates once a second.
 CHECK_EVERY_S: Final = 1.0

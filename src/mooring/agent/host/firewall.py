@@ -24,7 +24,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from mooring.agent.docker.create import BRIDGE_PREFIX
-from mooring.core.instance.state import Reason
+from mooring_client.schemas.states import Reason
 
 Network = IPv4Network | IPv6Network
 

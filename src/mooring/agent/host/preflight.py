@@ -17,7 +17,7 @@ from mooring.agent.host import version_floors
 from mooring.agent.host.firewall import METADATA
 from mooring.agent.host.version_floors import CONTAINERD, DOCKER, TOOLKIT, Version, dotted
 from mooring.agent.nvml.types import NodeFault, NvmlInventory
-from mooring.core.instance.state import Reason
+from mooring_client.schemas.states import Reason
 
 TOOLKIT_CONFIG = Path("/etc/nvidia-container-runtime/config.toml")
 _UNSAFE_OPTION = "allow-cuda-compat-libs-from-container"

@@ -8,7 +8,7 @@ from mooring.agent.host import preflight
 from mooring.agent.host.daemon_guard import DaemonGuard
 from mooring.agent.host.firewall import Firewall, Isolation, management_addresses
 from mooring.agent.settings import AgentSettings
-from mooring.core.instance.state import Reason
+from mooring_client.schemas.states import Reason
 
 
 def preflight_of(settings: AgentSettings, *, has_gpus: Callable[[], bool]) -> preflight.Preflight:

@@ -14,7 +14,7 @@ from mooring.agent.images.policy import PullLimits
 from mooring.agent.images.usage import ImageUsage
 from mooring.agent.runtime import StartDelayed, StartRefused
 from mooring.core.images import ImageName
-from mooring.core.instance.state import Reason
+from mooring_client.schemas.states import Reason
 
 # A name whose image was too large is rejected for this time without another pull.
 REJECTED_FOR_S: Final = 600.0

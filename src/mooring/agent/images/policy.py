@@ -16,7 +16,7 @@ from typing import Any, Final
 from mooring.agent.disk.storage import DiskPolicy, Space
 from mooring.agent.docker.create import LABEL_PREFIX
 from mooring.agent.runtime import StartRefused
-from mooring.core.instance.state import Reason
+from mooring_client.schemas.states import Reason
 
 MAX_IMAGE_MIB: Final = 50 * 1024
 _KIB, _MIB = 2**10, 2**20

@@ -31,8 +31,8 @@ from mooring.agent.images.registry_access import RegistryAccess, Wanted, headers
 from mooring.agent.images.registry_check import RegistryCheck
 from mooring.agent.runtime import Cancelled, Progress, RuntimeUnavailable, StartDelayed, StartRefused
 from mooring.core.images import ImageName
-from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, RegistryAuth
+from mooring_client.schemas.states import Reason
 
 _TICK_S = 0.5  # a cancelled pull ends within this time
 _PROGRESS_EVERY_S = 1.0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mooring.agent.runtime import StartDelayed, StartRefused
-from mooring.core.instance.state import Reason
+from mooring_client.schemas.states import Reason
 
 MIN_PROGRESS_BYTES: Final = 2**20  # within `stall_s`: about 9 KB/s
 STARVED_STALLS: Final = 5  # a pull may wait for a download slot for this multiple of `stall_s`

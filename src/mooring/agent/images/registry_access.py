@@ -11,8 +11,8 @@ from mooring.agent.docker.redaction import SecretRedactor
 from mooring.agent.images.registry_check import RegistryCheck
 from mooring.agent.runtime import RuntimeUnavailable, StartDelayed, StartRefused
 from mooring.core.images import ImageName, registry_host
-from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, RegistryAuth
+from mooring_client.schemas.states import Reason
 
 log = logging.getLogger(__name__)
 

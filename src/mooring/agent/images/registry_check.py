@@ -15,8 +15,8 @@ from typing import Final
 
 from mooring.agent.runtime import StartRefused
 from mooring.core.images import DOCKER_HUB
-from mooring.core.instance.state import Reason
 from mooring.core.registry_hosts import Address, host_of, internal_addresses, is_internal, parse_address
+from mooring_client.schemas.states import Reason
 
 Resolve = Callable[[str, float], Collection[Address]]  # as `resolve`
 Ask = Callable[[str, int, Collection[Address], float], Sequence[str]]  # as `challenges`

@@ -1,7 +1,8 @@
 """The shapes of GPU facts and samples from the NVML process, which stays small by not importing pydantic.
 
-`core/gpu.py` validates the same names and types; tests/agent/nvml/test_types.py compares both. Null means
-that the GPU or its driver does not report the value. Times are RFC 3339 in UTC with milliseconds.
+The models of `core/gpu.py` and of the client's `schemas/gpus.py` have the same names and types;
+tests/agent/nvml/test_types.py compares them. Null means that the GPU or its driver does not report the value.
+Times are RFC 3339 in UTC with milliseconds.
 """
 
 from typing import TypedDict

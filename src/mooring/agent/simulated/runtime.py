@@ -42,10 +42,11 @@ from mooring.agent.simulated.streams import (
 from mooring.agent.simulated.timers import Timers
 from mooring.agent.timestamps import rfc3339
 from mooring.core.disk import DiskFacts
-from mooring.core.instance.spec import InstanceSpec
-from mooring.core.instance.state import Reason
-from mooring.schemas.agent import Assignment, Endpoint, Orphan, OverlayNetwork
+from mooring.schemas.agent import Assignment, Endpoint, OverlayNetwork
 from mooring.schemas.agent_streams import AttachRequest, DialRequest, ExecRequest, LogsRequest
+from mooring_client.schemas.nodes import Orphan
+from mooring_client.schemas.spec import InstanceSpec
+from mooring_client.schemas.states import Reason
 
 FIRST_PORT: Final = 32_768
 CANCEL_POLL_S: Final = 0.01

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mooring.agent.runtime import Container
-from mooring.core.stream_messages import Channel
 from mooring.schemas.agent_streams import ExecRequest, WindowSize
+from mooring_client.stream_messages import Channel
 
 Output = tuple[Channel, bytes]
 

@@ -11,8 +11,8 @@ import h11
 from mooring.agent.runtime import Container, StreamRefused
 from mooring.agent.simulated.shell import Output, SimulatedShell
 from mooring.agent.timestamps import rfc3339
-from mooring.core.stream_messages import Channel, joined
 from mooring.schemas.agent_streams import DialRequest, ExecRequest, LogsRequest, StreamStatus, WindowSize
+from mooring_client.stream_messages import Channel, joined
 
 MAX_LINES: Final = 1000
 

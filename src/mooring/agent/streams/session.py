@@ -10,8 +10,15 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from mooring.agent.runtime import ContainerStream, RuntimeUnavailable, StreamRefused
-from mooring.core.stream_messages import KEEPALIVE, STDIN_CLOSED, BadMessage, Channel, message, split
 from mooring.schemas.agent_streams import Signal, StreamStatus, WindowSize
+from mooring_client.stream_messages import (
+    KEEPALIVE,
+    STDIN_CLOSED,
+    BadMessage,
+    Channel,
+    message,
+    split,
+)
 
 # Only a write detects a lost connection. Kubernetes' clients ignore a message without data.
 KEEPALIVE_EVERY_S: Final = 5.0

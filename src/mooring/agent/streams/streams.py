@@ -20,8 +20,8 @@ from mooring.agent.runtime import Container, ContainerStream, Runtime, RuntimeUn
 from mooring.agent.streams.loop import StreamLoop
 from mooring.agent.streams.session import KEEPALIVE_EVERY_S, StreamSession
 from mooring.agent.sync.client import ControlPlaneClient, InsecureUrl
-from mooring.core.stream_messages import Channel, message
 from mooring.schemas.agent_streams import StreamRequest, StreamStatus
+from mooring_client.stream_messages import Channel, message
 
 MAX_IDS: Final = 4096
 # Of one project on one node. A stream uses no thread.

@@ -47,9 +47,10 @@ from mooring.agent.sync.start_secrets import StartSecretsCache
 from mooring.agent.sync.stop_times import StopTimes
 from mooring.agent.sync.tasks import Tasks, ThreadTasks, run_blocking
 from mooring.agent.sync.worker_pools import WorkerPools
-from mooring.core.instance.state import Reason
-from mooring.schemas.agent import Orphan, SessionAnswer, SyncAnswer, SyncRequest
+from mooring.schemas.agent import SessionAnswer, SyncAnswer, SyncRequest
 from mooring.schemas.agent_streams import StreamRequest
+from mooring_client.schemas.nodes import Orphan
+from mooring_client.schemas.states import Reason
 
 FIRST_LISTING_S: Final = 2.0  # how long the first report waits for the engine
 LAST_CALLS_S: Final = 0.5  # how long `serve` waits at the end for calls in progress

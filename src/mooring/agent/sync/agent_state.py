@@ -18,8 +18,9 @@ from mooring.agent.decide.reconcile import ENDED, ReconcilePlan, is_live, key_of
 from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, Pause, PlannedRestart, Work
 from mooring.agent.runtime import DELAY_LIMIT_S, Container, StartDelayed
 from mooring.core.backoff import backoff_s
-from mooring.core.instance.state import Reason
-from mooring.schemas.agent import Assignment, ObservedInstance, Orphan, Removal, SyncAnswer
+from mooring.schemas.agent import Assignment, ObservedInstance, Removal, SyncAnswer
+from mooring_client.schemas.nodes import Orphan
+from mooring_client.schemas.states import Reason
 
 LONGEST_RETRY_S: Final = 30
 NEVER_RAN: Final = "created"

@@ -15,7 +15,6 @@ from websockets.typing import Subprotocol
 
 from mooring.agent.sync.identity import NodeIdentity
 from mooring.core.credentials import hashed
-from mooring.core.stream_messages import MAX_MESSAGE_BYTES, SUBPROTOCOL
 from mooring.schemas.agent import (
     CredentialAnswer,
     Heartbeat,
@@ -29,6 +28,7 @@ from mooring.schemas.agent import (
     SyncRequest,
 )
 from mooring.schemas.agent_streams import StreamRequests, StreamRequestsQuery
+from mooring_client.stream_messages import MAX_MESSAGE_BYTES, SUBPROTOCOL
 
 ANSWER_WITHIN_S: Final = 10.0  # in addition to the requested wait
 CLOSED_WITHIN_S: Final = 2.0

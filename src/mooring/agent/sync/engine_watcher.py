@@ -9,8 +9,8 @@ from typing import Final
 from mooring.agent.gpus.telemetry import unknown_engine
 from mooring.agent.runtime import Container, Runtime, RuntimeFacts, RuntimeUnavailable
 from mooring.agent.sync.tasks import Signal
-from mooring.core.instance.state import Reason
-from mooring.schemas.agent import Orphan
+from mooring_client.schemas.nodes import Orphan
+from mooring_client.schemas.states import Reason
 
 RESYNC_S: Final = 15.0
 RETRY_S: Final = 1.0  # after a listing or an event stream that failed

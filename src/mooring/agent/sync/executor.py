@@ -31,8 +31,8 @@ from mooring.agent.sync.start_secrets import StartSecretsCache
 from mooring.agent.sync.stop_times import StopTimes
 from mooring.agent.sync.worker_pools import WorkerPools
 from mooring.agent.sync.workers import Ticket, Workers
-from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, OverlayNetwork
+from mooring_client.schemas.states import Reason
 
 ENGINE_UNAVAILABLE: Final = Reason(
     code="docker_unavailable", message="The node's container engine does not answer; the agent retries"

@@ -4,7 +4,7 @@ import logging
 from typing import Final
 
 from mooring.agent.sync.identity import StateDirectory
-from mooring.core.instance.state import Reason
+from mooring_client.schemas.states import Reason
 
 NOT_SAVED: Final = Reason(
     code="state_not_saved", message="The agent cannot write to its data directory (full?); see its log"

@@ -15,8 +15,8 @@ from mooring.agent.sync.client import (
     RequestRejected,
     SessionTaken,
 )
-from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, StartSecrets
+from mooring_client.schemas.states import Reason
 
 # How long retries of a start use the same secrets. A changed registry password takes effect after that.
 CACHE_S: Final = 600.0

@@ -20,7 +20,7 @@ from mooring.api.context import Context
 from mooring.auth.credentials import LiveAccess, NodeCaller
 from mooring.auth.rate_limits import ActionClass, network_of
 from mooring.core.access import Access, Caller, Permission, lacking
-from mooring.core.errors import Forbidden, TooManyQuestions, TooManyRequests, Unauthorized
+from mooring_client.errors import Forbidden, TooManyQuestions, TooManyRequests, Unauthorized
 
 _user_scheme = HTTPBearer(
     auto_error=False,

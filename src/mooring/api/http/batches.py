@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from mooring.api.http.turns import MAX_WAIT_S
-from mooring.core.errors import TooManyRequests
+from mooring_client.errors import TooManyRequests
 
 MAX_REQUESTS: Final = 32
 

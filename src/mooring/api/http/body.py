@@ -17,7 +17,7 @@ from mooring.api.auth.authorization import AuthorizedRoute, Handler, rule_of
 from mooring.api.context import Context
 from mooring.auth.rate_limits import ActionClass
 from mooring.core.access import Caller
-from mooring.core.errors import BadJson, TooLarge, UnsupportedMediaType
+from mooring_client.errors import BadJson, TooLarge, UnsupportedMediaType
 
 # The largest valid instance has about 2,500 values. Each invalid value produces an error of its own.
 MAX_VALUES = 4000

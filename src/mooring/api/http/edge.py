@@ -9,10 +9,10 @@ from starlette.types import ASGIApp
 
 from mooring.api.http.problems import on_bug, problem_response
 from mooring.core import ids
-from mooring.core.errors import BadRequest, HeadersTooLarge, MooringError, TooLarge
 from mooring.db.types import new_id
 from mooring.streams import handshakes
 from mooring.streams.http_protocol import MAX_HEAD_BYTES
+from mooring_client.errors import BadRequest, HeadersTooLarge, MooringError, TooLarge
 
 MAX_HEADERS = 128
 MAX_PARAMETERS = 256

@@ -12,8 +12,8 @@ from sqlalchemy import Row, Select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from mooring.core.access import Access
-from mooring.core.errors import BadCursor
-from mooring.core.text import Text
+from mooring_client.errors import BadCursor
+from mooring_client.schemas.text import Text
 
 Item = TypeVar("Item")
 

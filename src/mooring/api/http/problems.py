@@ -16,11 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from mooring.core import errors, ids
-from mooring.core.errors import MooringError
+from mooring.core import ids
 from mooring.db import failures
 from mooring.db.types import new_id
-from mooring.schemas.base import LONGEST_DETAIL, LONGEST_PATH, PROBLEM_MEDIA_TYPE, Json
+from mooring_client import errors
+from mooring_client.errors import MooringError
+from mooring_client.schemas.base import LONGEST_DETAIL, LONGEST_PATH, PROBLEM_MEDIA_TYPE, Json
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from mooring.control.idempotency import StoredAnswer
-from mooring.schemas.base import Json
+from mooring_client.schemas.base import Json
 
 
 def json_answer(

@@ -21,8 +21,8 @@ from mooring.control.audit import audit_log
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import storage
 from mooring.core.access import Access
-from mooring.core.errors import MooringError
 from mooring.db import failures
+from mooring_client.errors import MooringError
 
 log = logging.getLogger(__name__)
 

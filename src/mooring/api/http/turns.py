@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from mooring.core.access import Caller
-from mooring.core.errors import TooManyQuestions, TooManyRequests
+from mooring_client.errors import TooManyQuestions, TooManyRequests
 
 # About as many such requests as a key can send in a minute.
 MAX_WAITING_PER_PROJECT: Final = 64

@@ -12,7 +12,7 @@ from pydantic.json_schema import models_json_schema
 from mooring.api.openapi import limits, links, shared_responses
 from mooring.schemas.agent import Heartbeat, JoinRequest, StartSecretsRequest, SyncRequest
 from mooring.schemas.agent_streams import StreamRequestsQuery
-from mooring.schemas.base import Json, Problem
+from mooring_client.schemas.base import Json, Problem
 
 DESCRIPTION = """GPU-as-a-Service on the GPU servers you own.
 

@@ -1,17 +1,18 @@
 """Default limits of all values, written into those schemas of the OpenAPI document that state none.
 
 Only answers and paths have such values: bodies, query parameters and headers state each limit, or it would
-not be enforced. Integers are stored in 64 bits. Texts of users and nodes are `Text` (core/text.py), with a
-maximum length and without NUL; Mooring writes no longer ones. No list is longer than a report allows.
+not be enforced. Integers are stored in 64 bits. Texts of users and nodes are `Text` (schemas/text.py of the
+client), with a maximum length and without NUL; Mooring writes no longer ones. No list is longer than a report
+allows.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
 from mooring.api.openapi.shared_responses import operations
-from mooring.core.gpu import LONGEST_LIST
-from mooring.core.text import LONGEST_TEXT, NO_NUL
-from mooring.schemas.base import Json
+from mooring_client.schemas.base import Json
+from mooring_client.schemas.gpus import LONGEST_LIST
+from mooring_client.schemas.text import LONGEST_TEXT, NO_NUL
 
 _INT32, _INT64 = 2**31, 2**63
 # Keywords of JSON Schema whose value is a list of schemas, a map of schemas, or one schema.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mooring.api.openapi.shared_responses import operations
-from mooring.schemas.base import Json
+from mooring_client.schemas.base import Json
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _ITEM = re.compile(r"^(?P<collection>.+)/\{(?P<parameter>\w+)\}(/[^{]*)?$")

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from mooring.core import errors as core_errors
-from mooring.core.errors import MooringError
-from mooring.schemas.base import PROBLEM_MEDIA_TYPE, Json
+from mooring_client import errors as core_errors
+from mooring_client.errors import MooringError
+from mooring_client.schemas.base import PROBLEM_MEDIA_TYPE, Json
 
 _DESCRIPTIONS = {
     400: "The path, query, a header, the cursor or the JSON of the body is malformed.",

@@ -7,9 +7,9 @@ from mooring.api.auth.rules import RULES
 from mooring.api.openapi import responses
 from mooring.api.openapi.responses import ErrorClasses
 from mooring.auth.rate_limits import ActionClass
-from mooring.core import errors
-from mooring.core.errors import MooringError
-from mooring.schemas.base import Json
+from mooring_client import errors
+from mooring_client.errors import MooringError
+from mooring_client.schemas.base import Json
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 

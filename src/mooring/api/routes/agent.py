@@ -27,17 +27,7 @@ from mooring.control.instances import streams
 from mooring.control.nodes import heartbeats, joins, nodes, reports, start_secrets, sync_answers
 from mooring.control.nodes.heartbeats import HeartbeatOutcome, NodeHeartbeat
 from mooring.control.nodes.reports import Applied
-from mooring.core.errors import (
-    Conflict,
-    NodeNameMissing,
-    NodeNameTaken,
-    NotFound,
-    StaleSession,
-    TooManyHandouts,
-    UpgradeRequired,
-)
 from mooring.core.node_loss import self_fence_s
-from mooring.core.stream_messages import SUBPROTOCOL
 from mooring.db.signals import AnyTopic, Topic
 from mooring.db.tables import Node
 from mooring.schemas.agent import (
@@ -55,6 +45,16 @@ from mooring.schemas.agent import (
 from mooring.schemas.agent_streams import StreamRequest, StreamRequests, StreamRequestsQuery
 from mooring.streams import handshakes
 from mooring.streams.handshakes import StreamAnswer
+from mooring_client.errors import (
+    Conflict,
+    NodeNameMissing,
+    NodeNameTaken,
+    NotFound,
+    StaleSession,
+    TooManyHandouts,
+    UpgradeRequired,
+)
+from mooring_client.stream_messages import SUBPROTOCOL
 
 router = APIRouter(prefix="/agent/v1", tags=["agent"], route_class=AuthorizedRoute)
 frequent = APIRouter(

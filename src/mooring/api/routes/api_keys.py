@@ -19,7 +19,8 @@ from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import api_keys
 from mooring.control.tenants.api_keys import KeyRequest
 from mooring.core.access import Permission
-from mooring.core.errors import (
+from mooring.db import tables
+from mooring_client.errors import (
     ExpiryInPast,
     NoMembership,
     NoPermissions,
@@ -28,9 +29,8 @@ from mooring.core.errors import (
     ScopeOfNoProject,
     TooManyRows,
 )
-from mooring.core.text import Text
-from mooring.db import tables
-from mooring.schemas.api_keys import ApiKey, ApiKeyCreate, ApiKeyList, NewApiKey
+from mooring_client.schemas.api_keys import ApiKey, ApiKeyCreate, ApiKeyList, NewApiKey
+from mooring_client.schemas.text import Text
 
 router = APIRouter(prefix="/v1/api-keys", tags=["keys"], route_class=StrictRoute)
 

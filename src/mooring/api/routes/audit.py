@@ -22,13 +22,13 @@ from mooring.api.views.show import show
 from mooring.auth.credentials import LiveAccess
 from mooring.control.audit import chains
 from mooring.core.access import Access
-from mooring.core.errors import NotFound
-from mooring.core.text import Text
 from mooring.db.session import Database
 from mooring.db.tables import AuditEntry
-from mooring.schemas.audit import AuditEntry as AuditEntryShown
-from mooring.schemas.audit import AuditHead, AuditLog
-from mooring.schemas.base import Json
+from mooring_client.errors import NotFound
+from mooring_client.schemas.audit import AuditEntry as AuditEntryShown
+from mooring_client.schemas.audit import AuditHead, AuditLog
+from mooring_client.schemas.base import Json
+from mooring_client.schemas.text import Text
 
 router = APIRouter(prefix="/v1", tags=["audit"], route_class=StrictRoute)
 

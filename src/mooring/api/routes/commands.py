@@ -15,12 +15,18 @@ from mooring.api.http.transactions import CurrentCall
 from mooring.api.openapi.responses import errors
 from mooring.auth.credentials import LiveAccess
 from mooring.control import idempotency
-from mooring.core.errors import MooringError, NodeUnreachable, NotFound, NotRunning, TooManyStreamsOnNode
-from mooring.core.stream_messages import Channel
 from mooring.schemas.agent_streams import ExecRequest, StreamError, StreamStatus
-from mooring.schemas.base import Json
-from mooring.schemas.instances import MAX_OUTPUT_BYTES, ExecBody, ExecResult
 from mooring.streams.node_streams import ERRORS, NodeStream
+from mooring_client.errors import (
+    MooringError,
+    NodeUnreachable,
+    NotFound,
+    NotRunning,
+    TooManyStreamsOnNode,
+)
+from mooring_client.schemas.base import Json
+from mooring_client.schemas.instances import MAX_OUTPUT_BYTES, ExecBody, ExecResult
+from mooring_client.stream_messages import Channel
 
 router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=StrictRoute)
 

@@ -8,8 +8,8 @@ from mooring.api.context import Ctx
 from mooring.api.http import responses
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
-from mooring.core.errors import DockerOff
-from mooring.schemas.docker_context import DockerContext
+from mooring_client.errors import DockerOff
+from mooring_client.schemas.docker_context import DockerContext
 
 router = APIRouter(prefix="/v1", tags=["keys"], route_class=StrictRoute)
 

@@ -20,9 +20,9 @@ from mooring.api.streaming import sse, waiting
 from mooring.api.streaming.event_pages import PageEvent
 from mooring.auth.credentials import LiveAccess
 from mooring.control import events
-from mooring.core.errors import BadEventId, Gone, MooringError
 from mooring.db import failures
-from mooring.schemas.events import EventList
+from mooring_client.errors import BadEventId, Gone, MooringError
+from mooring_client.schemas.events import EventList
 
 router = APIRouter(prefix="/v1", tags=["events"], route_class=StrictRoute)
 

@@ -19,11 +19,11 @@ from mooring.api.views import gpus as gpu_views
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.nodes import gpus, instance_types
 from mooring.core.access import Access
-from mooring.core.errors import GpuLost, NoSample
-from mooring.core.gpu import Health, Sample
-from mooring.core.text import Text
 from mooring.db import tables
-from mooring.schemas.nodes import Gpu, GpuIncidentList, GpuList, InstanceTypeList
+from mooring_client.errors import GpuLost, NoSample
+from mooring_client.schemas.gpus import Health, Sample
+from mooring_client.schemas.nodes import Gpu, GpuIncidentList, GpuList, InstanceTypeList
+from mooring_client.schemas.text import Text
 
 router = APIRouter(prefix="/v1", tags=["gpus"], route_class=StrictRoute)
 

@@ -30,7 +30,8 @@ from mooring.control.instances.waiting_reasons import waiting_reason
 from mooring.control.scheduling import explain
 from mooring.control.tenants import projects
 from mooring.core.access import Access
-from mooring.core.errors import (
+from mooring.db import tables
+from mooring_client.errors import (
     HostNetworkNotAllowed,
     InsufficientCapacity,
     InvalidTransition,
@@ -39,15 +40,14 @@ from mooring.core.errors import (
     ProjectRequired,
     TooManyQuestions,
 )
-from mooring.core.text import LabelFilter, Text
-from mooring.db import tables
-from mooring.schemas.instance_groups import (
+from mooring_client.schemas.instance_groups import (
     GroupExplanation,
     InstanceGroup,
     InstanceGroupCreate,
     InstanceGroupList,
 )
-from mooring.schemas.instances import InstanceStop
+from mooring_client.schemas.instances import InstanceStop
+from mooring_client.schemas.text import LabelFilter, Text
 
 router = APIRouter(prefix="/v1/instance-groups", tags=["instance groups"], route_class=StrictRoute)
 

@@ -31,7 +31,8 @@ from mooring.control.instances.waiting_reasons import waiting_reason
 from mooring.control.scheduling import explain
 from mooring.control.tenants import projects
 from mooring.core.access import Access
-from mooring.core.errors import (
+from mooring.db import tables
+from mooring_client.errors import (
     GpuReserved,
     InsufficientCapacity,
     InvalidTransition,
@@ -44,11 +45,8 @@ from mooring.core.errors import (
     ReservedLabel,
     TooManyQuestions,
 )
-from mooring.core.instance.state import Reason, State
-from mooring.core.text import LabelFilter, Text
-from mooring.db import tables
-from mooring.schemas.events import Event, InstanceEvents
-from mooring.schemas.instances import (
+from mooring_client.schemas.events import Event, InstanceEvents
+from mooring_client.schemas.instances import (
     DryRun,
     Explanation,
     Instance,
@@ -60,6 +58,8 @@ from mooring.schemas.instances import (
     WaitResult,
     WaitState,
 )
+from mooring_client.schemas.states import Reason, State
+from mooring_client.schemas.text import LabelFilter, Text
 
 router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=StrictRoute)
 

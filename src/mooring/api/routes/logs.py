@@ -18,12 +18,12 @@ from mooring.api.openapi.responses import errors
 from mooring.api.streaming import sse
 from mooring.control.instances import instances
 from mooring.core.access import Access
-from mooring.core.errors import BadEventId, Conflict, NodeUnreachable, TooManyStreamsOnNode
-from mooring.core.stream_messages import Channel
-from mooring.core.text import MAX_LINE_BYTES, clean_line
 from mooring.schemas.agent_streams import LogsRequest, StreamStatus
-from mooring.schemas.base import RequestTime
 from mooring.streams.node_streams import ERRORS, NodeStream
+from mooring_client.errors import BadEventId, Conflict, NodeUnreachable, TooManyStreamsOnNode
+from mooring_client.schemas.base import RequestTime
+from mooring_client.schemas.text import MAX_LINE_BYTES, clean_line
+from mooring_client.stream_messages import Channel
 
 router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=StrictRoute)
 

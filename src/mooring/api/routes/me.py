@@ -9,7 +9,7 @@ from mooring.api.http import responses
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
 from mooring.api.views import tenants as tenant_views
-from mooring.schemas.api_keys import Me
+from mooring_client.schemas.api_keys import Me
 
 router = APIRouter(prefix="/v1", tags=["keys"], route_class=StrictRoute)
 

@@ -19,11 +19,19 @@ from mooring.api.views import nodes as node_views
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.nodes import joins, nodes
 from mooring.core.access import Access
-from mooring.core.errors import FactsChangedAgain, GpuInUse, NodeInUse, UnknownProject
-from mooring.core.text import Text
 from mooring.db import tables
-from mooring.schemas.base import timestamp
-from mooring.schemas.nodes import Approve, Drain, JoinToken, JoinTokenCreate, Node, NodeList, NodePatch
+from mooring_client.errors import FactsChangedAgain, GpuInUse, NodeInUse, UnknownProject
+from mooring_client.schemas.base import timestamp
+from mooring_client.schemas.nodes import (
+    Approve,
+    Drain,
+    JoinToken,
+    JoinTokenCreate,
+    Node,
+    NodeList,
+    NodePatch,
+)
+from mooring_client.schemas.text import Text
 
 router = APIRouter(prefix="/v1", tags=["nodes"], route_class=StrictRoute)
 

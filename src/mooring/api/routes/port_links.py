@@ -14,9 +14,9 @@ from mooring.api.http.transactions import CurrentCall
 from mooring.api.openapi.responses import errors
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.instances import port_links
-from mooring.core.errors import NoMembership, NotProxied, ProxyOff, TooManyRows
-from mooring.schemas.base import timestamp
-from mooring.schemas.port_links import CreatedPortLink, PortLinkCreate
+from mooring_client.errors import NoMembership, NotProxied, ProxyOff, TooManyRows
+from mooring_client.schemas.base import timestamp
+from mooring_client.schemas.port_links import CreatedPortLink, PortLinkCreate
 
 router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=StrictRoute)
 

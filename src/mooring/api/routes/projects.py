@@ -20,10 +20,9 @@ from mooring.api.views import tenants as tenant_views
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.scheduling import quotas
 from mooring.control.tenants import projects
-from mooring.core.errors import DefaultProject, NameTaken, ProjectInUse, TooManyRows
-from mooring.core.text import Text
 from mooring.db import tables
-from mooring.schemas.projects import (
+from mooring_client.errors import DefaultProject, NameTaken, ProjectInUse, TooManyRows
+from mooring_client.schemas.projects import (
     Member,
     MemberList,
     MemberPut,
@@ -32,6 +31,7 @@ from mooring.schemas.projects import (
     ProjectList,
     ProjectPatch,
 )
+from mooring_client.schemas.text import Text
 
 router = APIRouter(prefix="/v1/projects", tags=["projects"], route_class=StrictRoute)
 

@@ -16,14 +16,14 @@ from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
 from mooring.control.scheduling import queue
 from mooring.core.access import Access
-from mooring.core.errors import TooManyQuestions
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.db import tables
 from mooring.db.types import now
 from mooring.scheduler.model import PlanTime
 from mooring.scheduler.packing.fragmentation import ModelFragmentation, fragmentation
-from mooring.schemas.base import Json, timestamp_of
-from mooring.schemas.queue import Fragmentation, Queue
+from mooring_client.errors import TooManyQuestions
+from mooring_client.schemas.base import Json, timestamp_of
+from mooring_client.schemas.queue import Fragmentation, Queue
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 router = APIRouter(prefix="/v1", tags=["queue"], route_class=StrictRoute)
 

@@ -17,10 +17,16 @@ from mooring.api.openapi.responses import errors
 from mooring.api.views.show import show
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import owned, projects, registries
-from mooring.core.errors import NameTaken, NotFound, ProjectRequired, RegistryNotAllowed, TooManyRows
-from mooring.core.text import Text
 from mooring.db import tables
-from mooring.schemas.registries import Registry, RegistryCreate, RegistryList, RegistryPut
+from mooring_client.errors import (
+    NameTaken,
+    NotFound,
+    ProjectRequired,
+    RegistryNotAllowed,
+    TooManyRows,
+)
+from mooring_client.schemas.registries import Registry, RegistryCreate, RegistryList, RegistryPut
+from mooring_client.schemas.text import Text
 
 router = APIRouter(prefix="/v1/registries", tags=["registries"], route_class=StrictRoute)
 

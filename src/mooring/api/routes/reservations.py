@@ -21,17 +21,23 @@ from mooring.api.views.show import show
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.scheduling import reservations
 from mooring.control.tenants import projects
-from mooring.core.errors import BadPeriod, InsufficientCapacity, InvalidTransition, NotFound, ProjectRequired
-from mooring.core.text import Text
 from mooring.db import tables
-from mooring.schemas.base import Json
-from mooring.schemas.reservations import (
+from mooring_client.errors import (
+    BadPeriod,
+    InsufficientCapacity,
+    InvalidTransition,
+    NotFound,
+    ProjectRequired,
+)
+from mooring_client.schemas.base import Json
+from mooring_client.schemas.reservations import (
     Reservation,
     ReservationCreate,
     ReservationList,
     ReservationPatch,
     ReservedDevice,
 )
+from mooring_client.schemas.text import Text
 
 router = APIRouter(prefix="/v1/reservations", tags=["reservations"], route_class=StrictRoute)
 

@@ -17,10 +17,10 @@ from mooring.api.openapi.responses import errors
 from mooring.api.views.show import show
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import owned, projects, secrets
-from mooring.core.errors import NameTaken, NotFound, ProjectRequired, TooManyRows
-from mooring.core.text import Text
 from mooring.db import tables
-from mooring.schemas.secrets import Secret, SecretCreate, SecretList, SecretPut
+from mooring_client.errors import NameTaken, NotFound, ProjectRequired, TooManyRows
+from mooring_client.schemas.secrets import Secret, SecretCreate, SecretList, SecretPut
+from mooring_client.schemas.text import Text
 
 router = APIRouter(prefix="/v1/secrets", tags=["secrets"], route_class=StrictRoute)
 

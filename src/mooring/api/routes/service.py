@@ -14,8 +14,8 @@ from mooring.api.context import Context, Ctx
 from mooring.api.http import responses
 from mooring.api.openapi.responses import errors
 from mooring.control.nodes import metrics
-from mooring.core.errors import DatabaseUnavailable, NotMigrated, WaitingForNode
-from mooring.schemas.base import Answer
+from mooring_client.errors import DatabaseUnavailable, NotMigrated, WaitingForNode
+from mooring_client.schemas.base import Answer
 
 # Less than load balancers and the image's health check wait.
 _READINESS_TIMEOUT_S: Final = 3.0

@@ -19,7 +19,8 @@ from mooring.api.views.show import show
 from mooring.control import gateway_keys
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import ssh_certificates, ssh_keys
-from mooring.core.errors import (
+from mooring.db import tables
+from mooring_client.errors import (
     ExpiryInPast,
     InvalidPublicKey,
     NoMembership,
@@ -28,10 +29,8 @@ from mooring.core.errors import (
     SshOff,
     TooManyRows,
 )
-from mooring.core.text import Text
-from mooring.db import tables
-from mooring.schemas.base import timestamp
-from mooring.schemas.ssh_keys import (
+from mooring_client.schemas.base import timestamp
+from mooring_client.schemas.ssh_keys import (
     SshAddress,
     SshCertificate,
     SshCertificateCreate,
@@ -39,6 +38,7 @@ from mooring.schemas.ssh_keys import (
     SshKeyCreate,
     SshKeyList,
 )
+from mooring_client.schemas.text import Text
 
 router = APIRouter(prefix="/v1", tags=["keys"], route_class=StrictRoute)
 

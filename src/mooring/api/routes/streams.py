@@ -11,15 +11,20 @@ from mooring.api.auth.authorization import CurrentLiveAccess
 from mooring.api.context import Ctx
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
-from mooring.core.errors import BadRequest, NodeUnreachable, TooManyStreamsOnNode, UpgradeRequired
-from mooring.core.instance.spec import WorkingDir
-from mooring.core.stream_messages import SUBPROTOCOL, TCP_SUBPROTOCOL
-from mooring.core.text import EnvEntry, LongText, Text
 from mooring.schemas.agent_streams import MAX_WINDOW, AttachRequest, DialRequest, ExecRequest, WindowSize
 from mooring.streams import handshakes
 from mooring.streams.handshakes import StreamAnswer
 from mooring.streams.node_streams import ERRORS, NodeStream
 from mooring.streams.relay import ChannelRelay, Relay, TcpRelay, relay
+from mooring_client.errors import (
+    BadRequest,
+    NodeUnreachable,
+    TooManyStreamsOnNode,
+    UpgradeRequired,
+)
+from mooring_client.schemas.spec import WorkingDir
+from mooring_client.schemas.text import EnvEntry, LongText, Text
+from mooring_client.stream_messages import SUBPROTOCOL, TCP_SUBPROTOCOL
 
 router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=StrictRoute)
 

@@ -18,9 +18,9 @@ from mooring.api.views import tenants as tenant_views
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import users
 from mooring.core.access import Permission, lacking
-from mooring.core.errors import EmailTaken
 from mooring.db import tables
-from mooring.schemas.projects import Email, User, UserCreate, UserList, UserPatch
+from mooring_client.errors import EmailTaken
+from mooring_client.schemas.projects import Email, User, UserCreate, UserList, UserPatch
 
 router = APIRouter(prefix="/v1/users", tags=["projects"], route_class=StrictRoute)
 

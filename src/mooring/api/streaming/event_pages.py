@@ -16,8 +16,8 @@ from mooring.api.views.show import show
 from mooring.control import event_order, events
 from mooring.core.access import Access
 from mooring.db.session import Database
-from mooring.schemas.base import Json
-from mooring.schemas.events import Event
+from mooring_client.schemas.base import Json
+from mooring_client.schemas.events import Event
 
 # How long a page is cached: enough for all readers that one event has woken.
 _CACHED_S = 1.0

@@ -2,7 +2,7 @@
 
 from pydantic_core import to_json
 
-from mooring.schemas.base import Json
+from mooring_client.schemas.base import Json
 
 MEDIA_TYPE = "text/event-stream"
 KEEPALIVE_S = 15.0

@@ -14,9 +14,10 @@ from mooring.api.views import instances as instance_views
 from mooring.auth.credentials import LiveAccess
 from mooring.control.instances import instances
 from mooring.core.access import RENEWED_S, Access
-from mooring.core.instance.state import ENDED, DesiredState, State
+from mooring.core.instance.state import ENDED
 from mooring.db.signals import Topic, Waiter
-from mooring.schemas.base import Json
+from mooring_client.schemas.base import Json
+from mooring_client.schemas.states import DesiredState, State
 
 Result = TypeVar("Result")
 

@@ -8,10 +8,10 @@ from sqlalchemy.orm import Session
 from mooring.control.scheduling import explain
 from mooring.control.scheduling.evaluation import Outcome
 from mooring.core.access import Access
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.db import tables
 from mooring.scheduler.model import Running
-from mooring.schemas.base import Json, timestamp_of
+from mooring_client.schemas.base import Json, timestamp_of
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 
 def forecast_fields(session: Session, access: Access, outcome: Outcome) -> Json:

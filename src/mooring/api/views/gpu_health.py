@@ -9,11 +9,11 @@ from sqlalchemy.orm import Session
 
 from mooring.api.views.show import show
 from mooring.core.access import Access
-from mooring.core.gpu import Health
-from mooring.core.xid import Severity, classify
+from mooring.core.xid import classify
 from mooring.db import tables
-from mooring.schemas.base import Json
-from mooring.schemas.nodes import GpuCondition, GpuIncident, Placement
+from mooring_client.schemas.base import Json
+from mooring_client.schemas.gpus import Health, Severity
+from mooring_client.schemas.nodes import GpuCondition, GpuIncident, Placement
 
 _WORST_FIRST = {str(severity): place for place, severity in enumerate(reversed(Severity))}
 

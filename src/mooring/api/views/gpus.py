@@ -11,11 +11,11 @@ from mooring.api.views import gpu_health as health_views
 from mooring.api.views.show import show
 from mooring.control.nodes.instance_types import InstanceShape
 from mooring.core.access import Access
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.db import tables
 from mooring.scheduler.model import GpuAllocation
-from mooring.schemas.base import Json
-from mooring.schemas.nodes import Gpu, InstanceType
+from mooring_client.schemas.base import Json
+from mooring_client.schemas.nodes import Gpu, InstanceType
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 
 def devices(session: Session, instance_ids: Sequence[str]) -> dict[str, list[Json]]:

@@ -11,10 +11,10 @@ from mooring.api.views import gpus as gpu_views
 from mooring.api.views.show import show
 from mooring.control.instances import gangs, instance_groups
 from mooring.core.group import group_actions
-from mooring.core.instance.state import State
 from mooring.db import tables
-from mooring.schemas.base import Json
-from mooring.schemas.instance_groups import GroupMember, InstanceGroup
+from mooring_client.schemas.base import Json
+from mooring_client.schemas.instance_groups import GroupMember, InstanceGroup
+from mooring_client.schemas.states import State
 
 # Without the specs, which equal the group's template.
 _MEMBER_COLUMNS = (

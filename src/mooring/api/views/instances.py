@@ -10,12 +10,13 @@ from mooring.api.views import gpus as gpu_views
 from mooring.api.views.show import show
 from mooring.control.instances import specs
 from mooring.control.instances.instances import QUEUED
-from mooring.core.instance.spec import InstanceSpec
-from mooring.core.instance.state import HOLDS_GPUS, State, actions
+from mooring.core.instance.state import HOLDS_GPUS, actions
 from mooring.core.port_urls import PortUrls
 from mooring.db import tables
-from mooring.schemas.base import Json
-from mooring.schemas.instances import Granted, Instance
+from mooring_client.schemas.base import Json
+from mooring_client.schemas.instances import Granted, Instance
+from mooring_client.schemas.spec import InstanceSpec
+from mooring_client.schemas.states import State
 
 # States in which the container may run, so that streams can be opened to it.
 _WITH_STREAMS = frozenset({State.RUNNING, State.STOPPING, State.UNREACHABLE})

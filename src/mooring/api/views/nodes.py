@@ -15,8 +15,8 @@ from mooring.control.nodes.nodes import state_of_row
 from mooring.core.access import Access
 from mooring.core.node import allocatable_memory_mib
 from mooring.db import tables
-from mooring.schemas.base import Json
-from mooring.schemas.nodes import Node, Storage, Versions
+from mooring_client.schemas.base import Json
+from mooring_client.schemas.nodes import Node, Storage, Versions
 
 
 def nodes(session: Session, access: Access, rows: Sequence[tables.Node]) -> list[Json]:

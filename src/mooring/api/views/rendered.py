@@ -16,9 +16,9 @@ from sqlalchemy.orm import Session
 from mooring.api.http import pagination
 from mooring.api.views import instances as instance_views
 from mooring.control.instances.instances import QUEUED
-from mooring.core.instance.state import State
 from mooring.core.port_urls import PortUrls
 from mooring.db.tables import Instance
+from mooring_client.schemas.states import State
 
 # An instance may have 256 KiB, so a page of large ones ends early.
 _MAX_PAGE_BYTES = 8 * 1024 * 1024

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mooring.schemas.base import Json, timestamp
+from mooring_client.schemas.base import Json, timestamp
 
 
 def show(schema: type[BaseModel], row: object, without: Collection[str] = (), /, **derived: Any) -> Json:

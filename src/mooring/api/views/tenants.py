@@ -9,9 +9,9 @@ from mooring.api.views.show import show
 from mooring.control.tenants import api_keys
 from mooring.core.access import SCOPES, Caller, Permission, role_of
 from mooring.db import tables
-from mooring.schemas.api_keys import ApiKey
-from mooring.schemas.base import Json
-from mooring.schemas.projects import Member, Project, QuotaValues, User
+from mooring_client.schemas.api_keys import ApiKey
+from mooring_client.schemas.base import Json
+from mooring_client.schemas.projects import Member, Project, QuotaValues, User
 
 
 def project(row: tables.Project, usage: Json | None = None) -> Json:

@@ -21,7 +21,7 @@ from mooring.control.audit.audit_log import FIRST_HASH
 from mooring.control.audit.signing_keys import SIGNED, AuditKeys, SignatureStatus
 from mooring.db.tables import AuditEntry, AuditHead, AuditLink
 from mooring.db.types import now
-from mooring.schemas.base import timestamp
+from mooring_client.schemas.base import timestamp
 
 log = logging.getLogger(__name__)
 

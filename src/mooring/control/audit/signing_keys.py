@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final, Protocol
 
-from mooring.schemas.base import timestamp
+from mooring_client.schemas.base import timestamp
 
 KEY_FILE: Final = "audit.key"
 # Prefix of a signature. Rows of older releases have a plain hash of 64 hexadecimal digits.

@@ -11,7 +11,9 @@ from ulid import ULID
 from mooring.control.instances import placement_rules
 from mooring.control.tenants import registry_rules, secrets
 from mooring.core.access import Access
-from mooring.core.errors import (
+from mooring.core.images import is_allowed
+from mooring.db.tables import Instance, Project
+from mooring_client.errors import (
     GpuSharingNotAllowed,
     ImageNotAllowed,
     NameTaken,
@@ -19,9 +21,7 @@ from mooring.core.errors import (
     PublicPortsNotAllowed,
     TooManyPorts,
 )
-from mooring.core.images import is_allowed
-from mooring.core.instance.spec import WHOLE_MILLI, InstanceSpec
-from mooring.db.tables import Instance, Project
+from mooring_client.schemas.spec import WHOLE_MILLI, InstanceSpec
 
 MAX_PORTS: Final = 8
 

@@ -9,14 +9,15 @@ from sqlalchemy.orm import Session
 
 from mooring.control.instances import durations, placement_rules
 from mooring.control.scheduling import requests, reserved_gpus
-from mooring.core.gpu import Health
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.instance.state import HOLDS_GPUS
-from mooring.core.node import NodeState, allocatable_memory_mib, state_of
+from mooring.core.node import allocatable_memory_mib, state_of
 from mooring.db.tables import Allocation, Gpu, Instance, Project
 from mooring.db.types import JsonObject, now
 from mooring.scheduler.feasibility import quotas as rules
 from mooring.scheduler.model import GpuAllocation, Placement, Quota, Request, ReservedPeriod
+from mooring_client.schemas.gpus import Health
+from mooring_client.schemas.nodes import NodeState
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ from sqlalchemy.orm import Session
 
 from mooring.control.instances import instances
 from mooring.core.access import SYSTEM
-from mooring.core.errors import InvalidTransition, NotFound
-from mooring.core.instance.state import HOLDS_GPUS, DesiredState, Reason, State
+from mooring.core.instance.state import HOLDS_GPUS
 from mooring.db.tables import Instance, Node
 from mooring.db.types import now
+from mooring_client.errors import InvalidTransition, NotFound
+from mooring_client.schemas.states import DesiredState, Reason, State
 
 MAX_DURATION = Reason(code="max_duration_reached", message="it has reached its maximum duration")
 DRAINED = Reason(code="node_drained", message="its node was drained and the deadline has passed")

@@ -19,12 +19,13 @@ from mooring.control.instances import instances
 from mooring.control.tenants import projects
 from mooring.core import ids
 from mooring.core.access import SYSTEM, Access
-from mooring.core.errors import BadRequest, MooringError, NameTaken, NotFound, TooManyRows
-from mooring.core.instance.state import ENDED, DesiredState, Reason
+from mooring.core.instance.state import ENDED
 from mooring.db.session import notify
 from mooring.db.signals import ObjectTopic, Topic
 from mooring.db.tables import DockerContainer, Instance, Node
 from mooring.db.types import now
+from mooring_client.errors import BadRequest, MooringError, NameTaken, NotFound, TooManyRows
+from mooring_client.schemas.states import DesiredState, Reason
 
 MOST_NOT_STARTED: Final = 200  # of a project
 NOT_STARTED_KEPT: Final = timedelta(days=1)

@@ -8,13 +8,15 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mooring.control import locks
-from mooring.core.group import UsedNetwork, member_name, overlay_name
-from mooring.core.instance.state import HOLDS_GPUS, State
+from mooring.core.group import member_name, overlay_name
+from mooring.core.instance.state import HOLDS_GPUS
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Instance, InstanceGroup, Node, Project
 from mooring.scheduler.model import Gang
 from mooring.schemas.agent import GroupMembership, OverlayNetwork
+from mooring_client.schemas.instance_groups import UsedNetwork
+from mooring_client.schemas.states import State
 
 
 def of(session: Session, group_ids: Collection[str]) -> dict[str, Gang]:

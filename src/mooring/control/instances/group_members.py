@@ -3,11 +3,11 @@
 from sqlalchemy.orm import Session
 
 from mooring.core.access import Access
-from mooring.core.errors import MemberOfGroup
-from mooring.core.instance.state import DesiredState
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Instance, InstanceGroup
+from mooring_client.errors import MemberOfGroup
+from mooring_client.schemas.states import DesiredState
 
 # Allowed for a single member if the group restarts members and keeps running without it.
 _SINGLE_MEMBER = frozenset({"start", "restart"})

@@ -18,22 +18,21 @@ from mooring.control.scheduling import quotas
 from mooring.control.tenants import storage
 from mooring.core import ids
 from mooring.core.access import SYSTEM, Access
-from mooring.core.errors import HostNetworkNotAllowed, InvalidTransition, NameTaken, NotFound
-from mooring.core.group import (
-    GROUP_ENDED,
-    LONGEST_NAME,
-    MAX_RESTARTS,
-    GroupState,
-    group_state,
-    member_name,
-)
-from mooring.core.instance.spec import InstanceSpec
-from mooring.core.instance.state import ENDED, DesiredState, Reason, State
+from mooring.core.group import GROUP_ENDED, group_state, member_name
+from mooring.core.instance.state import ENDED
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Instance, InstanceGroup, Project
 from mooring.db.types import new_id, now
-from mooring.schemas.instance_groups import InstanceGroupCreate
+from mooring_client.errors import (
+    HostNetworkNotAllowed,
+    InvalidTransition,
+    NameTaken,
+    NotFound,
+)
+from mooring_client.schemas.instance_groups import LONGEST_NAME, MAX_RESTARTS, GroupState, InstanceGroupCreate
+from mooring_client.schemas.spec import InstanceSpec
+from mooring_client.schemas.states import DesiredState, Reason, State
 
 MEMBER_FAILED = "member_failed"
 

@@ -18,13 +18,19 @@ from mooring.control.scheduling import quotas, reserved_gpus
 from mooring.control.tenants import storage
 from mooring.core import ids
 from mooring.core.access import Access
-from mooring.core.errors import InvalidTransition, NotFound
-from mooring.core.instance.spec import CHANGEABLE_FIELDS, InstanceRequest, InstanceSpec, InstanceTemplate
-from mooring.core.instance.state import ENDED, HOLDS_GPUS, TRANSITIONS, DesiredState, Reason, State
+from mooring.core.instance.state import ENDED, HOLDS_GPUS, TRANSITIONS
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Instance, Node, Project
 from mooring.db.types import new_id, now
+from mooring_client.errors import InvalidTransition, NotFound
+from mooring_client.schemas.spec import (
+    CHANGEABLE_FIELDS,
+    InstanceRequest,
+    InstanceSpec,
+    InstanceTemplate,
+)
+from mooring_client.schemas.states import DesiredState, Reason, State
 
 DEFAULT_STOP_TIMEOUT_S = 10
 QUEUED = Reason(code="queued", message="waiting for the scheduler")

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
-from mooring.core.errors import NodeNotAllowed, NodeSelectorConflict
 from mooring.db.tables import Node, Project
+from mooring_client.errors import NodeNotAllowed, NodeSelectorConflict
 
 
 def selectors(session: Session, project_ids: Collection[str] | None = None) -> dict[str, Mapping[str, str]]:

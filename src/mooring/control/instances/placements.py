@@ -15,11 +15,11 @@ from mooring.control import events, locks, revisions
 from mooring.control.instances import allocations, durations, group_members
 from mooring.control.instances.capacity import Guard
 from mooring.control.scheduling import quotas
-from mooring.core.instance.spec import WHOLE_MILLI
-from mooring.core.instance.state import DesiredState, State
 from mooring.db.tables import Allocation, Instance, Node
 from mooring.db.types import now
 from mooring.scheduler.model import GpuAllocation, Placement
+from mooring_client.schemas.spec import WHOLE_MILLI
+from mooring_client.schemas.states import DesiredState, State
 
 Rows = Mapping[str, Row[Any]]
 Unit = Sequence[tuple[Placement, Row[Any]]]

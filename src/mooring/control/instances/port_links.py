@@ -15,10 +15,10 @@ from mooring.control.tenants.encryption import Encryptor
 from mooring.control.tenants.ssh_holders import Holder
 from mooring.core import ids
 from mooring.core.access import Access
-from mooring.core.errors import NotProxied, TooManyRows
 from mooring.core.port_urls import PortUrls
 from mooring.db.tables import PortLink, Project
 from mooring.db.types import new_id, now
+from mooring_client.errors import NotProxied, TooManyRows
 
 # The parameter of a URL with a link's token.
 PARAMETER: Final = "mooring_token"

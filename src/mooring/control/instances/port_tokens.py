@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from mooring.control import gateway_keys
 from mooring.control.tenants.encryption import Encryptor
-from mooring.core.instance.spec import PortAuth
+from mooring_client.schemas.spec import PortAuth
 
 _MAX_LENGTH: Final = 1024
 

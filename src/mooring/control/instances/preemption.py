@@ -9,11 +9,12 @@ from sqlalchemy.orm import Session
 
 from mooring.control import locks
 from mooring.control.instances import instances
-from mooring.core.instance.spec import WHOLE_MILLI
-from mooring.core.instance.state import ENDED, HOLDS_GPUS, DesiredState, Reason, State
+from mooring.core.instance.state import ENDED, HOLDS_GPUS
 from mooring.db.tables import Instance, Node, Project
 from mooring.db.types import now
 from mooring.scheduler.model import Eviction
+from mooring_client.schemas.spec import WHOLE_MILLI
+from mooring_client.schemas.states import DesiredState, Reason, State
 
 CODE = "preempted"
 _RUNNING = HOLDS_GPUS - {State.STOPPING, State.UNREACHABLE}

@@ -6,9 +6,9 @@ from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
 from mooring.control.instances import instances
-from mooring.core.instance.spec import InstanceSpec, PortAuth
 from mooring.core.port_urls import PortAddress
 from mooring.db.tables import Instance, Project
+from mooring_client.schemas.spec import InstanceSpec, PortAuth
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,6 @@ from mooring.control.audit import audit_log
 from mooring.control.instances import instances
 from mooring.control.nodes import nodes
 from mooring.core.access import Access
-from mooring.core.errors import InstanceDeleted, MooringError, NodeUnreachable, NotFound, NotRunning
-from mooring.core.instance.state import DesiredState, State
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Instance, Node, Stream
@@ -25,6 +23,14 @@ from mooring.schemas.agent_streams import (
     LogsRequest,
     StreamRequest,
 )
+from mooring_client.errors import (
+    InstanceDeleted,
+    MooringError,
+    NodeUnreachable,
+    NotFound,
+    NotRunning,
+)
+from mooring_client.schemas.states import DesiredState, State
 
 Requested = LogsRequest | ExecRequest | DialRequest | AttachRequest
 Attempt = tuple[str, int]  # instance id, attempt

@@ -7,11 +7,11 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from mooring.core.instance.state import Reason, State
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Instance
 from mooring.scheduler.model import Unplaced
+from mooring_client.schemas.states import Reason, State
 
 
 def set_reasons(session: Session, unplaced: Mapping[str, Unplaced]) -> None:

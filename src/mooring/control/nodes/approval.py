@@ -15,9 +15,9 @@ from typing import Any, Final
 from pydantic_core import to_json
 
 from mooring.core.gpu import GpuFacts
-from mooring.core.instance.state import Reason
 from mooring.db.types import JsonObject
 from mooring.schemas.agent import SyncRequest
+from mooring_client.schemas.states import Reason
 
 GPUS: Final = "gpus"
 

@@ -12,10 +12,11 @@ from sqlalchemy.sql.base import ExecutableOption
 from mooring.control.instances import gangs, instances
 from mooring.control.tenants import registries, registry_rules, secrets
 from mooring.core.images import ImageName
-from mooring.core.instance.spec import WHOLE_MILLI, InstanceSpec
-from mooring.core.instance.state import HOLDS_GPUS, DesiredState
+from mooring.core.instance.state import HOLDS_GPUS
 from mooring.db.tables import Allocation, Gpu, Instance, Node, Project
 from mooring.schemas.agent import Assignment, GpuGrant, GroupMembership, KnownAssignment
+from mooring_client.schemas.spec import WHOLE_MILLI, InstanceSpec
+from mooring_client.schemas.states import DesiredState
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,14 @@ from sqlalchemy.orm import Session
 from mooring.control import events, locks, revisions
 from mooring.control.events import EventKind
 from mooring.core import ids
-from mooring.core.gpu import Health
-from mooring.core.instance.state import Reason
-from mooring.core.xid import GpuFault, Severity, classify
+from mooring.core.xid import GpuFault, classify
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Allocation, Gpu, GpuCondition, GpuIncident
 from mooring.db.types import JsonObject, new_id, now
 from mooring.schemas.agent import Incident
+from mooring_client.schemas.gpus import Health, Severity
+from mooring_client.schemas.states import Reason
 
 # Equal faults within this time are one incident and one event.
 ONE_INCIDENT: Final = timedelta(hours=1)

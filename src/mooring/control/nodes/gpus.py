@@ -11,14 +11,15 @@ from mooring.control.audit import audit_log
 from mooring.control.events import EventKind
 from mooring.control.nodes import approval, gpu_health
 from mooring.core.access import Access
-from mooring.core.errors import FactsChangedAgain, Forbidden, GpuInUse, GpuLost, NotFound
-from mooring.core.gpu import GpuFacts, Health
-from mooring.core.instance.state import Reason
+from mooring.core.gpu import GpuFacts
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Allocation, Gpu, Node
 from mooring.db.types import JsonObject
 from mooring.schemas.agent import Incident
+from mooring_client.errors import FactsChangedAgain, Forbidden, GpuInUse, GpuLost, NotFound
+from mooring_client.schemas.gpus import Health
+from mooring_client.schemas.states import Reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from sqlalchemy import Row, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from mooring.control.nodes import approval
-from mooring.core.gpu import Sample
 from mooring.db.tables import Node
 from mooring.db.types import now
 from mooring.schemas.agent import Heartbeat
+from mooring_client.schemas.gpus import Sample
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from sqlalchemy.orm import Session
 from mooring.control.instances import placement_rules
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.core.access import Access
-from mooring.core.instance.spec import WHOLE_MILLI
-from mooring.core.node import NodeState
 from mooring.scheduler.feasibility import gpu_rules
 from mooring.scheduler.feasibility.filters import is_open_to
 from mooring.scheduler.model import GpuView, NodeView
+from mooring_client.schemas.nodes import NodeState
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 
 @dataclass(frozen=True, slots=True)

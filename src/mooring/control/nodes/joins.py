@@ -10,9 +10,9 @@ from mooring.control.audit import audit_log
 from mooring.control.nodes import nodes
 from mooring.core import credentials, ids
 from mooring.core.access import Access, Caller, Permission
-from mooring.core.errors import NodeNameMissing, NodeNameTaken, Unauthorized
 from mooring.db.tables import JoinToken, Node
 from mooring.db.types import new_id, now
+from mooring_client.errors import NodeNameMissing, NodeNameTaken, Unauthorized
 
 
 def create_join_token(

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from mooring.control.nodes import nodes
 from mooring.db.tables import Allocation, Gpu, Instance, Node, Project
-from mooring.schemas.base import Json
+from mooring_client.schemas.base import Json
 
 # Field of a sample -> series of dcgm-exporter and its factor, so that existing dashboards work unchanged.
 # https://github.com/NVIDIA/dcgm-exporter: etc/default-counters.csv

@@ -18,9 +18,9 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from mooring.control import events, locks, revisions
 from mooring.control.events import EventKind
 from mooring.control.instances import allocations, instances
-from mooring.core.instance.state import DesiredState, Reason, State
 from mooring.db.tables import ControlPlane, Instance, Node
 from mooring.schemas.agent import SyncRequest
+from mooring_client.schemas.states import DesiredState, Reason, State
 
 # The reason code of an attempt that its node has stopped because it had no contact.
 SELF_FENCED: Final = "self_fenced"

@@ -15,7 +15,13 @@ from mooring.control.instances import allocations, instances, preemption
 from mooring.control.nodes import approval, gpus
 from mooring.core import credentials
 from mooring.core.access import Access, Caller, Permission
-from mooring.core.errors import (
+from mooring.core.instance.state import ENDED, HOLDS_GPUS
+from mooring.core.node import state_of
+from mooring.db.session import notify
+from mooring.db.signals import Topic
+from mooring.db.tables import Instance, Node, Project
+from mooring.db.types import JsonObject, now
+from mooring_client.errors import (
     FactsChangedAgain,
     NodeInUse,
     NotFound,
@@ -23,12 +29,8 @@ from mooring.core.errors import (
     Unauthorized,
     UnknownProject,
 )
-from mooring.core.instance.state import ENDED, HOLDS_GPUS, DesiredState, Reason, State
-from mooring.core.node import NodeState, state_of
-from mooring.db.session import notify
-from mooring.db.signals import Topic
-from mooring.db.tables import Instance, Node, Project
-from mooring.db.types import JsonObject, now
+from mooring_client.schemas.nodes import NodeState
+from mooring_client.schemas.states import DesiredState, Reason, State
 
 UNREACHABLE = Reason(code="node_unreachable", message="its node does not report; the container may still run")
 NODE_LOST = Reason(code="node_lost", message="its node was declared dead and removed by an admin")

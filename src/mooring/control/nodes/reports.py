@@ -13,14 +13,16 @@ from mooring.control.events import EventKind
 from mooring.control.instances import durations, instances, preemption
 from mooring.control.nodes import approval, gpus, node_loss, nodes
 from mooring.core.access import Access, Caller, Permission
-from mooring.core.errors import Unauthorized
 from mooring.core.instance import run_times
-from mooring.core.instance.state import HOLDS_GPUS, DesiredState, Phase, Reason, State, after_report
+from mooring.core.instance.state import HOLDS_GPUS, Phase, after_report
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Instance, Node
 from mooring.db.types import JsonObject, now
-from mooring.schemas.agent import ObservedInstance, Orphan, SyncRequest
+from mooring.schemas.agent import ObservedInstance, SyncRequest
+from mooring_client.errors import Unauthorized
+from mooring_client.schemas.nodes import Orphan
+from mooring_client.schemas.states import DesiredState, Reason, State
 
 LOST = Reason(
     code="container_lost", message="the node no longer has its container; it was removed by someone else"

@@ -16,11 +16,11 @@ from mooring.control.nodes.assignments import is_startable
 from mooring.control.tenants import registries, secrets
 from mooring.control.tenants.encryption import Encryptor
 from mooring.core.access import Access, Caller, Permission
-from mooring.core.errors import NotFound, TooManyHandouts, Unauthorized
 from mooring.core.images import ImageName
-from mooring.core.instance.spec import InstanceSpec
 from mooring.db.tables import Instance, Node
 from mooring.schemas.agent import RegistryAuth, StartSecrets, StartSecretsRequest
+from mooring_client.errors import NotFound, TooManyHandouts, Unauthorized
+from mooring_client.schemas.spec import InstanceSpec
 
 # An agent requests them again after its restart, and every ten minutes while a start keeps failing.
 MAX_REQUESTS_PER_ATTEMPT = 200

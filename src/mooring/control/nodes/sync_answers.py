@@ -8,9 +8,10 @@ from sqlalchemy.orm import Session
 from mooring.control.instances import gangs, instances, streams
 from mooring.control.nodes import assignments
 from mooring.control.nodes.reports import is_unknown
-from mooring.core.instance.state import HOLDS_GPUS, DesiredState
+from mooring.core.instance.state import HOLDS_GPUS
 from mooring.db.tables import Instance, Node
 from mooring.schemas.agent import Removal, SyncAnswer, SyncRequest
+from mooring_client.schemas.states import DesiredState
 
 
 def answer(

@@ -10,15 +10,15 @@ from mooring.control.instances import placement_rules, placements
 from mooring.control.scheduling import quotas, requests
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.control.scheduling.evaluation import Outcome, as_alternative
-from mooring.core.errors import InsufficientCapacity
-from mooring.core.instance.spec import InstanceRequest
-from mooring.core.instance.state import State
 from mooring.db.tables import Instance, Project
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain.reasons import FittingAlternatives, would_fit
 from mooring.scheduler.explain.reasons import explain as refusals_of
 from mooring.scheduler.model import Refusal, Request, Snapshot
 from mooring.scheduler.schedule import plan_for
+from mooring_client.errors import InsufficientCapacity
+from mooring_client.schemas.spec import InstanceRequest
+from mooring_client.schemas.states import State
 
 NOTHING_TO_EXPLAIN = Outcome(None, (), None)
 

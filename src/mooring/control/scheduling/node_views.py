@@ -16,12 +16,13 @@ from sqlalchemy.orm import Session
 from mooring.control.instances import durations
 from mooring.control.revisions import changed_here
 from mooring.control.scheduling import reserved_gpus
-from mooring.core.gpu import Health
-from mooring.core.instance.spec import WHOLE_MILLI
-from mooring.core.instance.state import HOLDS_GPUS, State
+from mooring.core.instance.state import HOLDS_GPUS
 from mooring.core.node import allocatable_memory_mib, state_of
 from mooring.db.tables import Allocation, Gpu, Instance, Node
 from mooring.scheduler.model import GpuAllocation, GpuView, MigView, NodeView, Running
+from mooring_client.schemas.gpus import Health
+from mooring_client.schemas.spec import WHOLE_MILLI
+from mooring_client.schemas.states import State
 
 # Each node is read this often even if its revision did not change. Each refresh reads a part of the nodes.
 FULL_REFRESH_S = 120.0

@@ -17,11 +17,11 @@ from sqlalchemy.orm import Session
 
 from mooring.control.instances import gangs
 from mooring.control.scheduling import requests
-from mooring.core.instance.spec import CHANGEABLE_FIELDS
-from mooring.core.instance.state import State
 from mooring.db.tables import Event, Instance, Project
 from mooring.db.types import JsonObject
 from mooring.scheduler.model import Gang, Request
+from mooring_client.schemas.spec import CHANGEABLE_FIELDS
+from mooring_client.schemas.states import State
 
 _CHUNK = 1000
 # Each row of a queue is read again about this often, or more often if there are less than _READ_AGAIN.

@@ -7,11 +7,11 @@ from typing import overload
 from sqlalchemy.orm import Session
 
 from mooring.control.scheduling.cache import SchedulerCache
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.feasibility.needs import gpu_milli
 from mooring.scheduler.model import Forecast, ProjectView, Request, Snapshot
 from mooring.scheduler.queue import ProjectShares
 from mooring.scheduler.queue_order import Because, QueueOrder, because
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 
 @dataclass(frozen=True, slots=True)

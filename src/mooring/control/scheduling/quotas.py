@@ -16,9 +16,6 @@ from sqlalchemy.orm import Session
 
 from mooring.control import locks
 from mooring.control.scheduling import requests
-from mooring.core.errors import NotFound, QuotaExceeded
-from mooring.core.instance.spec import InstanceSpec
-from mooring.core.instance.state import State
 from mooring.db.tables import Allocation, Gpu, Instance, Project
 from mooring.db.tables.work import ACTIVE
 from mooring.db.types import JsonObject, UtcDateTime, now
@@ -27,7 +24,10 @@ from mooring.scheduler.feasibility import quotas as rules
 from mooring.scheduler.feasibility.needs import matches
 from mooring.scheduler.feasibility.quotas import CPUS, DISK, GPUS, INSTANCES, MEMORY, OF_MODEL
 from mooring.scheduler.model import Over, Quota, Request
-from mooring.schemas.base import Json, timestamp
+from mooring_client.errors import NotFound, QuotaExceeded
+from mooring_client.schemas.base import Json, timestamp
+from mooring_client.schemas.spec import InstanceSpec
+from mooring_client.schemas.states import State
 
 Limits = Mapping[str, int]  # by quota name
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from mooring.core.gpu import mig_milli
-from mooring.core.instance.spec import WHOLE_MILLI, InstanceSpec
 from mooring.db.types import JsonObject
 from mooring.scheduler.model import Request
+from mooring_client.schemas.gpus import mig_milli
+from mooring_client.schemas.spec import WHOLE_MILLI, InstanceSpec
 
 
 def of_spec(

@@ -16,14 +16,19 @@ from mooring.control.scheduling.cache import SchedulerCache
 from mooring.control.tenants import storage
 from mooring.core import ids
 from mooring.core.access import Access
-from mooring.core.errors import BadPeriod, InsufficientCapacity, InvalidTransition, NotFound
-from mooring.core.gpu import Health
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Gpu, Node, Project, Reservation
 from mooring.db.types import JsonObject, new_id, now
 from mooring.scheduler import reservations as rules
-from mooring.schemas.base import timestamp, timestamp_of
+from mooring_client.errors import (
+    BadPeriod,
+    InsufficientCapacity,
+    InvalidTransition,
+    NotFound,
+)
+from mooring_client.schemas.base import timestamp, timestamp_of
+from mooring_client.schemas.gpus import Health
 
 
 def create(

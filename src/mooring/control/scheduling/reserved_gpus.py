@@ -6,12 +6,12 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mooring.control.instances import durations
-from mooring.core.errors import GpuReserved
 from mooring.core.instance.state import HOLDS_GPUS
 from mooring.db.tables import Allocation, Instance, Reservation
 from mooring.db.types import now
 from mooring.scheduler.model import ReservedPeriod
-from mooring.schemas.base import timestamp_of
+from mooring_client.errors import GpuReserved
+from mooring_client.schemas.base import timestamp_of
 
 
 def by_gpu(session: Session) -> dict[str, tuple[ReservedPeriod, ...]]:

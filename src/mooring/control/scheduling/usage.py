@@ -13,11 +13,11 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mooring.control import locks
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.policy import Policy
 from mooring.db.tables import Project, ProjectUsage
 from mooring.db.types import now
 from mooring.scheduler import model
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 # Approximate time between two samples.
 INTERVAL_S = 10.0

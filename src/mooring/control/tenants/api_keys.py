@@ -21,11 +21,12 @@ from mooring.core.access import (
     Access,
     Caller,
     Permission,
-    Role,
     key_permissions,
     lacking,
 )
-from mooring.core.errors import (
+from mooring.db.tables import ApiKey, Member, Node, Project, SshKey, User
+from mooring.db.types import new_id, now
+from mooring_client.errors import (
     ExpiryInPast,
     Forbidden,
     NoMembership,
@@ -34,9 +35,8 @@ from mooring.core.errors import (
     ScopeOfNoProject,
     Unauthorized,
 )
-from mooring.db.tables import ApiKey, Member, Node, Project, SshKey, User
-from mooring.db.types import new_id, now
-from mooring.schemas.base import timestamp
+from mooring_client.schemas.base import timestamp
+from mooring_client.schemas.projects import Role
 
 _LAST_USED_STEP = timedelta(minutes=1)
 _PREFIX_LENGTH = 9

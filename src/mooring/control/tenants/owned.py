@@ -6,8 +6,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mooring.core.access import Access
-from mooring.core.errors import NotFound
 from mooring.db.tables import Registry, Secret
+from mooring_client.errors import NotFound
 
 Owned = TypeVar("Owned", Secret, Registry)
 

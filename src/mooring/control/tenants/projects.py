@@ -12,12 +12,13 @@ from mooring.control.audit import audit_log
 from mooring.control.scheduling import reservations
 from mooring.control.tenants import api_keys, row_limits
 from mooring.core import ids
-from mooring.core.access import Access, Permission, Role, lacking
-from mooring.core.errors import DefaultProject, NameTaken, NotFound, ProjectInUse
+from mooring.core.access import Access, Permission, lacking
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import ApiKey, Instance, Member, Project, Registry, Secret, SshKey, User
 from mooring.db.types import JsonObject, new_id, now
+from mooring_client.errors import DefaultProject, NameTaken, NotFound, ProjectInUse
+from mooring_client.schemas.projects import Role
 
 # The fields that owners may change. The others decide how machines are shared, which is up to admins.
 OWNERS_FIELDS = frozenset({"name", "labels"})

@@ -12,11 +12,11 @@ from mooring.control.tenants import owned, projects, registry_rules, row_limits
 from mooring.control.tenants.encryption import Encryptor
 from mooring.core import ids
 from mooring.core.access import Access
-from mooring.core.errors import NameTaken
 from mooring.core.images import registry_host
 from mooring.db.tables import Registry
 from mooring.db.types import new_id, now
 from mooring.schemas.agent import RegistryAuth
+from mooring_client.errors import NameTaken
 
 log = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from typing import Final
 
 from sqlalchemy.orm import Session
 
-from mooring.core.errors import RegistryNotAllowed
 from mooring.core.images import ImageName
 from mooring.core.registry_hosts import RegistryRules
 from mooring.db.session import Database
+from mooring_client.errors import RegistryNotAllowed
 
 _KEY: Final = "mooring.registry_rules"
 _STRICTEST: Final = RegistryRules()

@@ -6,8 +6,8 @@ from typing import Final
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from mooring.core.errors import TooManyRows
 from mooring.db.tables import ApiKey, Member, Registry, Secret
+from mooring_client.errors import TooManyRows
 
 Kind = type[ApiKey] | type[Member] | type[Registry] | type[Secret]
 LIMITS: Final[Mapping[Kind, tuple[int, str]]] = {

@@ -12,10 +12,10 @@ from mooring.control.tenants import owned, projects, row_limits
 from mooring.control.tenants.encryption import Encryptor
 from mooring.core import ids
 from mooring.core.access import Access
-from mooring.core.errors import NameTaken, SecretsTooLarge, UnknownSecret
-from mooring.core.instance.spec import InstanceSpec, SecretReference
 from mooring.db.tables import Secret
 from mooring.db.types import new_id, now
+from mooring_client.errors import NameTaken, SecretsTooLarge, UnknownSecret
+from mooring_client.schemas.spec import InstanceSpec, SecretReference
 
 log = logging.getLogger(__name__)
 

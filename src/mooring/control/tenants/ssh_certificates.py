@@ -19,10 +19,10 @@ from mooring.control.tenants.encryption import Encryptor
 from mooring.control.tenants.ssh_holders import Holder
 from mooring.core import ssh_public_keys
 from mooring.core.access import Access
-from mooring.core.errors import InvalidPublicKey
 from mooring.core.ssh_public_keys import PublicKey
 from mooring.db.tables import ApiKey
 from mooring.db.types import now
+from mooring_client.errors import InvalidPublicKey
 
 # The clock of a gateway may be this much behind.
 _BEFORE: Final = timedelta(minutes=1)

@@ -11,9 +11,10 @@ from sqlalchemy.orm import Session
 from mooring.control import locks
 from mooring.control.tenants import api_keys, sso
 from mooring.core import ids
-from mooring.core.access import NONE, ROLE_PERMISSIONS, Access, Caller, Permission, Role
-from mooring.core.errors import NoMembership, Unauthorized
+from mooring.core.access import NONE, ROLE_PERMISSIONS, Access, Caller, Permission
 from mooring.db.tables import ApiKey, User
+from mooring_client.errors import NoMembership, Unauthorized
+from mooring_client.schemas.projects import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,15 @@ from mooring.control.tenants import api_keys, ssh_holders
 from mooring.control.tenants.ssh_holders import Holder
 from mooring.core import ids, ssh_public_keys
 from mooring.core.access import Access, Caller, Permission
-from mooring.core.errors import ExpiryInPast, NotFound, SshKeyExists, TooManyRows, Unauthorized
 from mooring.db.tables import ApiKey, SshKey
 from mooring.db.types import new_id, now
+from mooring_client.errors import (
+    ExpiryInPast,
+    NotFound,
+    SshKeyExists,
+    TooManyRows,
+    Unauthorized,
+)
 
 LIMIT: Final = 100
 _LAST_USED_STEP: Final = timedelta(minutes=1)

@@ -12,11 +12,12 @@ from sqlalchemy.orm import Session
 from mooring.control import locks
 from mooring.control.audit import audit_log
 from mooring.core import ids, sign_on
-from mooring.core.access import NONE, ROLE_PERMISSIONS, Access, Caller, Permission, Role
-from mooring.core.errors import Unauthorized
+from mooring.core.access import NONE, ROLE_PERMISSIONS, Access, Caller, Permission
 from mooring.core.sign_on import Person, RoleGrant
 from mooring.db.tables import Member, Project, User
 from mooring.db.types import new_id, now
+from mooring_client.errors import Unauthorized
+from mooring_client.schemas.projects import Role
 
 _NAME_MAX_LENGTH = 128
 

@@ -16,11 +16,11 @@ from typing import Any, Final
 from sqlalchemy import Row, delete, func, select, text, update
 from sqlalchemy.orm import Session
 
-from mooring.core.errors import DailyWriteLimit, QuotaExceeded
 from mooring.db.session import Ending, at_end
 from mooring.db.tables import Instance, ProjectStorage
 from mooring.db.types import JsonObject, now
-from mooring.schemas.base import timestamp
+from mooring_client.errors import DailyWriteLimit, QuotaExceeded
+from mooring_client.schemas.base import timestamp
 
 # Counted for each row that a request writes: other columns, indexes, events and the audit log entry.
 ROW_BYTES: Final = 2048

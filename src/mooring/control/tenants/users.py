@@ -12,9 +12,9 @@ from mooring.control.audit import audit_log
 from mooring.control.tenants import api_keys
 from mooring.core import ids
 from mooring.core.access import Access
-from mooring.core.errors import EmailTaken, NotFound
 from mooring.db.tables import ApiKey, Member, SshKey, User
 from mooring.db.types import new_id, now
+from mooring_client.errors import EmailTaken, NotFound
 
 
 def create(session: Session, access: Access, name: str, email: str | None, *, is_admin: bool) -> User:

@@ -10,35 +10,8 @@ The usual transitions (`TRANSITIONS` has all):
 """
 
 from enum import StrEnum
-from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
-
-from mooring.core.text import printable
-
-
-class State(StrEnum):
-    """State of an instance. `deleted` appears only in events and in the last response of a wait."""
-
-    PENDING = "pending"
-    SCHEDULED = "scheduled"
-    STARTING = "starting"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    UNREACHABLE = "unreachable"
-    DELETED = "deleted"
-
-
-class DesiredState(StrEnum):
-    """The state that the instance should reach. API operations, deadlines and preemption set it."""
-
-    RUNNING = "running"
-    STOPPED = "stopped"
-    DELETED = "deleted"
-
+from mooring_client.schemas.states import DesiredState, State
 
 HOLDS_GPUS = frozenset({State.SCHEDULED, State.STARTING, State.RUNNING, State.STOPPING, State.UNREACHABLE})
 ENDED = frozenset({State.STOPPED, State.SUCCEEDED, State.FAILED})
@@ -70,15 +43,6 @@ def actions(state: State) -> list[str]:
     if state is State.DELETED:
         return []
     return ["stop", "delete"]
-
-
-class Reason(BaseModel):
-    """Why an instance is in its state: a stable `code` (docs/errors.md) and a sentence for humans."""
-
-    model_config = ConfigDict(frozen=True)
-
-    code: Annotated[str, AfterValidator(printable)]
-    message: Annotated[str, AfterValidator(printable)]
 
 
 class Phase(StrEnum):

@@ -12,10 +12,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase
 
-from mooring.core.access import Role
-from mooring.core.gpu import Health
-from mooring.core.instance.state import DesiredState, State
 from mooring.db.types import EnumText, Json, JsonObject, UtcDateTime
+from mooring_client.schemas.gpus import Health
+from mooring_client.schemas.projects import Role
+from mooring_client.schemas.states import DesiredState, State
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",

@@ -12,9 +12,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from mooring.core.gpu import Health
 from mooring.db.tables.base import LIVE, Base, one_of, partial_index
 from mooring.db.types import JsonObject
+from mooring_client.schemas.gpus import Health
 
 
 class JoinToken(Base):

@@ -12,9 +12,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from mooring.core.access import Role
 from mooring.db.tables.base import LIVE, Base, one_of, partial_index
 from mooring.db.types import JsonObject
+from mooring_client.schemas.projects import Role
 
 
 class Project(Base):

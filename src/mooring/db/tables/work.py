@@ -16,9 +16,9 @@ from sqlalchemy import (
 from sqlalchemy.ext.hybrid import hybrid_property
 from sqlalchemy.orm import Mapped, mapped_column
 
-from mooring.core.instance.state import DesiredState, State
 from mooring.db.tables.base import DELETED, LIVE, Base, one_of, partial_index
 from mooring.db.types import BigId, JsonObject
+from mooring_client.schemas.states import DesiredState, State
 
 ACTIVE = "state IN ('pending', 'scheduled', 'starting', 'running', 'stopping', 'unreachable')"
 
@@ -159,7 +159,7 @@ class Allocation(Base):
     instance_id: Mapped[str]
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     attempt: Mapped[int]
-    # Thousandths of the GPU; for a MIG device, its size as in `mig_milli` of core/gpu.py.
+    # Thousandths of the GPU; for a MIG device, its size as in `mig_milli` of schemas/gpus.py.
     milli: Mapped[int]
     mig_uuid: Mapped[str | None]
     from_at: Mapped[datetime]

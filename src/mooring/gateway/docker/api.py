@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import httpx
 
-from mooring.core.errors import MooringError, Unavailable
+from mooring_client.errors import MooringError, Unavailable
 
 _TIMEOUT_S: Final = 60.0
 _CONNECT_S: Final = 5.0

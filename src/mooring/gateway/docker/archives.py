@@ -9,14 +9,14 @@ from posixpath import basename, dirname, normpath
 
 from mooring.control.instances.docker_containers import FoundContainer
 from mooring.core.access import Permission
-from mooring.core.errors import BadRequest, Conflict, NotFound
-from mooring.core.stream_messages import MAX_DATA_BYTES, STDIN_CLOSED, Channel
 from mooring.gateway.docker import views
 from mooring.gateway.docker.execs import open_script, run_in, script_failed
 from mooring.gateway.docker.http import ClientGone
 from mooring.gateway.docker.shared import DockerCall
 from mooring.schemas.agent_streams import StreamStatus
 from mooring.streams.node_streams import NodeStream
+from mooring_client.errors import BadRequest, Conflict, NotFound
+from mooring_client.stream_messages import MAX_DATA_BYTES, STDIN_CLOSED, Channel
 
 _STAT = """
 [ -e "$1" ] || [ -L "$1" ] || { echo "Could not find the file $1 in container" >&2; exit 44; }

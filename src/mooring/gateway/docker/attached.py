@@ -7,8 +7,6 @@ from typing import Final
 
 from mooring.control.instances.docker_containers import FoundContainer
 from mooring.core.access import Permission
-from mooring.core.errors import BadRequest, Conflict, MooringError, NotFound, NotRunning
-from mooring.core.stream_messages import Channel
 from mooring.gateway.docker import http, lifecycle, views
 from mooring.gateway.docker.changes import changes
 from mooring.gateway.docker.copying import RawClient
@@ -17,6 +15,8 @@ from mooring.gateway.docker.shared import AttachedClients, CopiedStream, DockerC
 from mooring.schemas.agent_streams import AttachRequest, LogsRequest, StreamStatus
 from mooring.streams.node_streams import NodeStream
 from mooring.streams.tasks import cancelled
+from mooring_client.errors import BadRequest, Conflict, MooringError, NotFound, NotRunning
+from mooring_client.stream_messages import Channel
 
 _EARLY_BYTES: Final = 64 * 1024
 _INTERRUPT: Final = b"\x03"

@@ -9,9 +9,9 @@ from mooring.auth.credentials import LiveAccess
 from mooring.control.instances import docker_containers
 from mooring.control.instances.docker_containers import FoundContainer
 from mooring.core.access import RENEWED_S, Permission
-from mooring.core.errors import NotFound
 from mooring.db.signals import Topic, Waiter
 from mooring.gateway.docker.shared import DockerCall
+from mooring_client.errors import NotFound
 
 # A notification reports a change; reading at times covers a lost one.
 _READ_EVERY_S: Final = 10.0

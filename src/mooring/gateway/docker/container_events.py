@@ -11,10 +11,10 @@ from typing import Any, Final
 from mooring.control import events as control_events
 from mooring.control.instances import docker_containers
 from mooring.core.access import Permission
-from mooring.core.errors import NotFound
 from mooring.gateway.docker import filters, views
 from mooring.gateway.docker.api import parsed
 from mooring.gateway.docker.shared import DockerCall, until_gone
+from mooring_client.errors import NotFound
 
 _PAGE: Final = 200
 # Docker's actions by the state that an instance has reached.

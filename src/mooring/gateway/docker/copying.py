@@ -3,11 +3,11 @@
 import asyncio
 from typing import Any, Final
 
-from mooring.core.stream_messages import MAX_DATA_BYTES, STDIN_CLOSED, Channel
 from mooring.gateway.docker.http import ClientGone, DockerConnection
 from mooring.gateway.docker.shared import CopiedStream
 from mooring.schemas.agent_streams import StreamStatus
 from mooring.streams.tasks import cancelled
+from mooring_client.stream_messages import MAX_DATA_BYTES, STDIN_CLOSED, Channel
 
 _STATUS_WITHIN_S: Final = 2.0
 _MAX_FRAME: Final = 32 * 1024

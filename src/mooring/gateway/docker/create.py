@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from mooring.core.errors import BadRequest
-from mooring.schemas.instances import InstanceCreate
+from mooring_client.errors import BadRequest
+from mooring_client.schemas.instances import InstanceCreate
 
 Document = dict[str, Any]
 

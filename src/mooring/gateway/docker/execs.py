@@ -10,8 +10,6 @@ from pydantic import ValidationError
 from mooring.auth.rate_limits import ActionClass
 from mooring.control.instances.docker_containers import FoundContainer
 from mooring.core.access import Permission
-from mooring.core.errors import BadRequest, Conflict, MooringError, NotFound
-from mooring.core.stream_messages import Channel
 from mooring.gateway.docker import http, views
 from mooring.gateway.docker.copying import RawClient
 from mooring.gateway.docker.create import invalid, refused
@@ -20,6 +18,8 @@ from mooring.gateway.docker.lifecycle import window_of
 from mooring.gateway.docker.shared import DockerCall, DockerExec, require_exec_room
 from mooring.schemas.agent_streams import MAX_WINDOW, ExecRequest, StreamStatus, WindowSize
 from mooring.streams.node_streams import NodeStream
+from mooring_client.errors import BadRequest, Conflict, MooringError, NotFound
+from mooring_client.stream_messages import Channel
 
 _NOT_RUN = 126
 

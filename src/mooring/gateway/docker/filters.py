@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 
 from mooring.control.instances.docker_containers import FoundContainer
-from mooring.core.errors import BadRequest
 from mooring.gateway.docker import views
+from mooring_client.errors import BadRequest
 
 Filters = dict[str, list[str]]
 

@@ -7,7 +7,6 @@ from typing import Final
 
 from mooring.auth.credentials import Credentials
 from mooring.control.instances import docker_containers
-from mooring.core.errors import Unavailable
 from mooring.db import failures
 from mooring.db.session import Database
 from mooring.gateway.docker.api import ApiClient
@@ -16,6 +15,7 @@ from mooring.gateway.docker.shared import DockerShared
 from mooring.gateway.open_connections import CONNECTIONS
 from mooring.settings import Settings
 from mooring.streams.node_streams import StreamOpener
+from mooring_client.errors import Unavailable
 
 _SWEEP_EVERY_S: Final = 10.0
 

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote
 
 import h11
 
-from mooring.core.errors import BadRequest, MooringError
+from mooring_client.errors import BadRequest, MooringError
 
 API_VERSION: Final = "1.43"
 MIN_API_VERSION: Final = "1.24"

@@ -11,15 +11,15 @@ from typing import Any, Final
 from mooring.control.instances import docker_containers
 from mooring.control.instances.docker_containers import FoundContainer
 from mooring.core.access import Permission
-from mooring.core.errors import BadRequest, Conflict, MooringError, NotFound, Unavailable
-from mooring.core.instance.state import DesiredState, State
-from mooring.core.stream_messages import Channel
 from mooring.db.tables import DockerContainer
 from mooring.gateway.docker import views
 from mooring.gateway.docker.changes import changes
 from mooring.gateway.docker.create import converted, instance_name
 from mooring.gateway.docker.shared import DockerCall, send_to_all, until_gone
 from mooring.schemas.agent_streams import AttachRequest, Signal, StreamStatus, WindowSize
+from mooring_client.errors import BadRequest, Conflict, MooringError, NotFound, Unavailable
+from mooring_client.schemas.states import DesiredState, State
+from mooring_client.stream_messages import Channel
 
 # Less than the 60 s after which docker-py gives up. The instance stays in the queue.
 STARTED_WITHIN_S: Final = 50.0

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from mooring.auth.rate_limits import ActionClass, network_of
-from mooring.core.errors import BadRequest, MooringError, NotFound
 from mooring.db import failures
 from mooring.gateway.docker import (
     archives,
@@ -21,6 +20,7 @@ from mooring.gateway.docker import (
 )
 from mooring.gateway.docker.http import ClientGone, DockerConnection, DockerRequest
 from mooring.gateway.docker.shared import DockerCall, DockerShared, bearer
+from mooring_client.errors import BadRequest, MooringError, NotFound
 
 Handler = Callable[[DockerCall, re.Match[str]], Awaitable[None]]
 

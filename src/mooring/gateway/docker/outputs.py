@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from mooring.control.instances.docker_containers import FoundContainer
 from mooring.core.access import Permission
-from mooring.core.errors import BadRequest, Conflict, MooringError, NotRunning
-from mooring.core.stream_messages import Channel
 from mooring.gateway.docker import filters, http, views
 from mooring.gateway.docker.api import parsed
 from mooring.gateway.docker.changes import changes
@@ -20,6 +18,8 @@ from mooring.gateway.docker.execs import open_script, run_in, script_failed
 from mooring.gateway.docker.shared import DockerCall, until_gone
 from mooring.schemas.agent_streams import StreamStatus
 from mooring.streams.node_streams import NodeStream
+from mooring_client.errors import BadRequest, Conflict, MooringError, NotRunning
+from mooring_client.stream_messages import Channel
 
 _MOST_LINES: Final = 1_000_000
 _MAX_SAMPLE_BYTES: Final = 256 * 1024

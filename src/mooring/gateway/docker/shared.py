@@ -16,8 +16,6 @@ from mooring.control.instances import docker_containers
 from mooring.control.instances.docker_containers import FoundContainer
 from mooring.control.instances.streams import Requested
 from mooring.core.access import Access, Caller, Permission, lacking
-from mooring.core.errors import TooManyStreams, Unauthorized
-from mooring.core.stream_messages import Channel
 from mooring.db import failures
 from mooring.db.session import Database
 from mooring.gateway.docker.api import ApiClient
@@ -26,6 +24,8 @@ from mooring.gateway.open_connections import OpenConnections
 from mooring.schemas.agent_streams import ExecRequest, StreamStatus, WindowSize
 from mooring.streams.node_streams import NodeStream, StreamOpener
 from mooring.streams.tasks import cancelled
+from mooring_client.errors import TooManyStreams, Unauthorized
+from mooring_client.stream_messages import Channel
 
 STREAMS_PER_PROJECT_AND_NODE: Final = 256
 _EXECS: Final = 20_000

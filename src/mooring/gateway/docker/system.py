@@ -9,10 +9,10 @@ from typing import Any, Final
 from mooring import __version__
 from mooring.control.instances import docker_containers
 from mooring.core.access import Permission
-from mooring.core.errors import BadRequest, NotFound, NotImplementedHere
 from mooring.gateway.docker import filters, http, views
 from mooring.gateway.docker.create import DEFAULT_NETWORKS, ONE_NETWORK, refused
 from mooring.gateway.docker.shared import DockerCall
+from mooring_client.errors import BadRequest, NotFound, NotImplementedHere
 
 _MAX_NAME: Final = 512
 _PULLED: Final = "mooring: nodes pull images when instances start"

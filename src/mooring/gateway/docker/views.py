@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from mooring.control.instances.docker_containers import FoundContainer
-from mooring.core.instance.state import ENDED, DesiredState, State
+from mooring.core.instance.state import ENDED
 from mooring.db.tables import Instance
+from mooring_client.schemas.states import DesiredState, State
 
 Document = dict[str, Any]
 

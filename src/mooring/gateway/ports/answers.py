@@ -4,7 +4,7 @@ from typing import Final
 
 import h11
 
-from mooring.core.errors import (
+from mooring_client.errors import (
     Conflict,
     MooringError,
     NotRunning,

@@ -15,7 +15,6 @@ from mooring.control.instances import port_links, proxied_ports
 from mooring.control.instances.port_tokens import PortToken, TokenKind
 from mooring.control.instances.proxied_ports import ProxiedPort
 from mooring.core.access import Access, Caller, Permission
-from mooring.core.errors import Conflict, Forbidden, NotFound, Unauthorized, Unavailable
 from mooring.core.port_urls import PortAddress
 from mooring.db import failures
 from mooring.db.session import Database
@@ -25,6 +24,7 @@ from mooring.gateway.ports.heads import Fields, value_of, values_of
 from mooring.gateway.ports.own_credentials import OwnCredentials, bearer
 from mooring.gateway.ssh.users import SshAccess, SshUser, SshUsers
 from mooring.streams.node_streams import RevocableAccess
+from mooring_client.errors import Conflict, Forbidden, NotFound, Unauthorized, Unavailable
 
 _ACTION: Final = "instance.port"
 _FOUND_S: Final = 1.0  # how old a looked-up address may be

@@ -7,11 +7,11 @@ from typing import Final
 import h11
 
 from mooring.core import port_urls
-from mooring.core.errors import NotFound
 from mooring.core.port_urls import PortAddress, PortUrls
 from mooring.gateway.ports import heads
 from mooring.gateway.ports.callers import PortRequest
 from mooring.gateway.ports.heads import Fields, Network
+from mooring_client.errors import NotFound
 
 _NO_PORT: Final = (
     "this URL names no port of an instance; `endpoints` of an instance shows the URLs of its ports"

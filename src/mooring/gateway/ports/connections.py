@@ -12,7 +12,6 @@ from typing import Final
 import h11
 
 from mooring.auth.rate_limits import network_of
-from mooring.core.errors import BadGateway, MalformedRequest, MooringError
 from mooring.gateway.ports import answers, callers, heads
 from mooring.gateway.ports.callers import PortUser
 from mooring.gateway.ports.calls import PortCall
@@ -20,6 +19,7 @@ from mooring.gateway.ports.exchange import Forwarded, ProgramExchange, forwarded
 from mooring.gateway.ports.heads import MAX_HEAD_BYTES, READ_BYTES, Fields
 from mooring.gateway.ports.programs import ProgramConnection, ProgramGone
 from mooring.gateway.ports.shared import ProxyShared
+from mooring_client.errors import BadGateway, MalformedRequest, MooringError
 
 KEPT_ALIVE_S: Final = 75.0
 HEAD_S: Final = 15.0

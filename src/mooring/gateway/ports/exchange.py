@@ -7,11 +7,11 @@ from typing import Final
 
 import h11
 
-from mooring.core.errors import BadGateway, MalformedRequest, RequestTimeout
 from mooring.gateway.ports import cookies, heads
 from mooring.gateway.ports.callers import PortUser
 from mooring.gateway.ports.heads import MAX_HEAD_BYTES, READ_BYTES, Fields
 from mooring.gateway.ports.programs import FRESH_S, IDLE_S, ProgramConnection, ProgramGone
+from mooring_client.errors import BadGateway, MalformedRequest, RequestTimeout
 
 # How long the head of an answer may take from its first byte. Before that, a program may think for hours.
 ANSWER_HEAD_S: Final = 20.0

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Final
 
-from mooring.core.errors import HeadersTooLarge, MalformedRequest, RequestTimeout
+from mooring_client.errors import HeadersTooLarge, MalformedRequest, RequestTimeout
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 READ_BYTES: Final = 64 * 1024

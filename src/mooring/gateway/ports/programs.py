@@ -6,10 +6,10 @@ from contextlib import suppress
 from typing import Final
 
 from mooring.auth.rate_limits import NodeStreams
-from mooring.core.stream_messages import MAX_DATA_BYTES, STDIN_CLOSED, STDOUT_CLOSED, Channel
 from mooring.gateway.ports.callers import PortUser, PortUsers
 from mooring.schemas.agent_streams import DialRequest, StreamStatus
 from mooring.streams.node_streams import NodeStream, StreamOpener
+from mooring_client.stream_messages import MAX_DATA_BYTES, STDIN_CLOSED, STDOUT_CLOSED, Channel
 
 # Of a project on one node.
 STREAMS_PER_PROJECT_AND_NODE: Final = 256

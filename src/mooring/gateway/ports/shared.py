@@ -9,13 +9,13 @@ from typing import Final, Protocol
 import h11
 
 from mooring.auth.rate_limits import counted, decrement, network_of
-from mooring.core.errors import TooManyStreams
 from mooring.core.port_urls import PortUrls
 from mooring.gateway.ports import calls
 from mooring.gateway.ports.callers import PortUsers
 from mooring.gateway.ports.calls import PortCall
 from mooring.gateway.ports.heads import Fields, Network
 from mooring.gateway.ports.programs import Programs
+from mooring_client.errors import TooManyStreams
 
 # Connections in total, and of one network where there is no proxy in front.
 CONNECTIONS: Final = 4096

@@ -7,8 +7,6 @@ from typing import Any, Final
 
 import asyncssh
 
-from mooring.core.errors import BadRequest
-from mooring.core.stream_messages import Channel
 from mooring.gateway.ssh.copying import ChannelOwner, Copying
 from mooring.schemas.agent_streams import (
     MAX_WINDOW,
@@ -19,6 +17,8 @@ from mooring.schemas.agent_streams import (
     WindowSize,
 )
 from mooring.streams.node_streams import NodeStream
+from mooring_client.errors import BadRequest
+from mooring_client.stream_messages import Channel
 
 # The toolbox's, which is the same in all images; otherwise the image's, as in Debian, Alpine and Red Hat.
 _SFTP_SERVER: Final = """

@@ -14,7 +14,6 @@ import asyncssh
 from mooring.auth.rate_limits import ActionClass, network_of
 from mooring.core import ssh_public_keys
 from mooring.core.access import Caller
-from mooring.core.errors import MooringError, TooManyRequests, Unauthorized, Unavailable
 from mooring.db import failures
 from mooring.gateway.ssh.certificates import CertificateAuthority
 from mooring.gateway.ssh.commands import CommandSession
@@ -26,6 +25,7 @@ from mooring.gateway.ssh.users import SshTarget, SshUser
 from mooring.gateway.ssh.windows import SMALL_WINDOW, Windows
 from mooring.schemas.agent_streams import DialRequest, ExecRequest
 from mooring.streams.node_streams import NodeStream
+from mooring_client.errors import MooringError, TooManyRequests, Unauthorized, Unavailable
 
 CHANNELS_PER_CONNECTION: Final = 64
 # The name of the address of a client that does not connect to the SSH port itself, for `get_extra_info`.

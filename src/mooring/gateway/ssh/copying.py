@@ -7,12 +7,12 @@ from typing import Any, Final, Protocol
 
 import asyncssh
 
-from mooring.core.errors import MooringError
-from mooring.core.stream_messages import STDIN_CLOSED, STDOUT_CLOSED, Channel
 from mooring.gateway.ssh.windows import LARGE_WINDOW, SMALL_WINDOW, Windows
 from mooring.schemas.agent_streams import StreamStatus
 from mooring.streams.node_streams import NodeStream
 from mooring.streams.tasks import cancelled
+from mooring_client.errors import MooringError
+from mooring_client.stream_messages import STDIN_CLOSED, STDOUT_CLOSED, Channel
 
 # Of input for the instance; then the client's window does not open again, and the client has to wait.
 _BUFFERED_BYTES: Final = 256 * 1024

@@ -4,10 +4,10 @@ from typing import Final
 
 import asyncssh
 
-from mooring.core.stream_messages import Channel
 from mooring.gateway.ssh.copying import ChannelOwner, Copying
 from mooring.schemas.agent_streams import StreamStatus
 from mooring.streams.node_streams import NodeStream
+from mooring_client.stream_messages import Channel
 
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", ""})  # noqa: S104 - as a destination
 

@@ -10,12 +10,12 @@ from typing import Any, Final
 import asyncssh
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from mooring.core.stream_messages import TCP_SUBPROTOCOL
 from mooring.gateway.ssh.connections import CLIENT_ADDRESS, SshConnection
 from mooring.gateway.ssh.pacing import PacedConnection
 from mooring.gateway.ssh.shared import SshShared
 from mooring.streams.tasks import cancelled
 from mooring.streams.websockets import disconnect
+from mooring_client.stream_messages import TCP_SUBPROTOCOL
 
 LOGIN_S: Final = 30
 _KEEPALIVE_S: Final = 60

@@ -7,12 +7,12 @@ from typing import Final, Protocol
 
 from mooring.auth.rate_limits import FailedAttempts, NodeStreams, RequestRates
 from mooring.core.access import RENEWED_S, Caller
-from mooring.core.errors import Unavailable
 from mooring.gateway.keys import GatewayKeys
 from mooring.gateway.open_connections import OpenConnections
 from mooring.gateway.ssh.users import SshUsers
 from mooring.gateway.ssh.windows import Windows
 from mooring.streams.node_streams import StreamOpener
+from mooring_client.errors import Unavailable
 
 # Streams of a project on one node. An editor opens ten.
 STREAMS_PER_PROJECT_AND_NODE: Final = 256

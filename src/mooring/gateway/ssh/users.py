@@ -18,9 +18,9 @@ from mooring.control.tenants import ssh_holders, ssh_keys
 from mooring.control.tenants.ssh_holders import Holder
 from mooring.core import ids
 from mooring.core.access import RENEWED_S, Access, Caller, Permission
-from mooring.core.errors import Conflict, MooringError, NotFound, Unauthorized, Unavailable
 from mooring.db import failures
 from mooring.db.session import Database
+from mooring_client.errors import Conflict, MooringError, NotFound, Unauthorized, Unavailable
 
 _MAX_CACHED: Final = 20_000
 _USE_RECORDED_EVERY_S: Final = 60.0

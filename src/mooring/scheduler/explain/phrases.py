@@ -1,7 +1,7 @@
 """Phrases for amounts in explanations. They are exact, so that different amounts never look equal."""
 
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.model import Over, Request
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 
 def cpus(milli: int) -> str:

@@ -4,13 +4,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.cluster import ClusterState
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain import unplaced as cluster_wide
 from mooring.scheduler.feasibility.filters import refusals
 from mooring.scheduler.model import NodeView, Over, PlanTime, Refusal, Request, Unplaced
 from mooring.scheduler.packing.search import find
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.explain import phrases
 from mooring.scheduler.feasibility import filters, gpu_offers, gpu_rules, gpu_shortage
 from mooring.scheduler.feasibility.filters import refusals
@@ -16,6 +15,7 @@ from mooring.scheduler.feasibility.needs import disk, needs, preference
 from mooring.scheduler.feasibility.node_groups import Survey
 from mooring.scheduler.feasibility.stages import Stage
 from mooring.scheduler.model import GpuView, NodeView, PlanTime, Request
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 
 def summarize(survey: Survey, request: Request, at: PlanTime, *, free: str = "free ") -> str:

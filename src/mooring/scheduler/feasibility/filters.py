@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from mooring.core.node import NodeState
 from mooring.scheduler.cluster import ClusterState
 from mooring.scheduler.explain import phrases
 from mooring.scheduler.feasibility import gpu_offers, gpu_rules, gpu_shortage, needs, quotas
 from mooring.scheduler.feasibility.stages import Reason, Stage
 from mooring.scheduler.model import NodeView, Over, PlanTime, Refusal, Request, Running
+from mooring_client.schemas.nodes import NodeState
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.feasibility.gpu_rules import passing
 from mooring.scheduler.feasibility.needs import preference
 from mooring.scheduler.model import GpuAllocation, GpuView, NodeView, PlanTime, Request
 from mooring.scheduler.packing import links
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.explain import phrases
 from mooring.scheduler.feasibility import gpu_offers
 from mooring.scheduler.feasibility.stages import Reason
 from mooring.scheduler.model import GpuView, PlanTime, Request
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 
 def reason(suitable: Mapping[str, Sequence[GpuView]], request: Request, at: PlanTime) -> Reason:

@@ -5,9 +5,9 @@ from typing import Protocol
 
 from mooring.core.disk import DEFAULT_DISK_MIB, default_disk_mib
 from mooring.core.gpu import model_matches
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import proportional
 from mooring.scheduler.model import NodeView, Request
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 CPU_ONLY_CPU_MILLI = 1000
 CPU_ONLY_MEMORY_MIB = 1024

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from cachetools import LRUCache
 
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.cluster import ClusterState, Ints, grown
 from mooring.scheduler.feasibility import filters, masks
 from mooring.scheduler.feasibility.gpu_rules import gpu_key
@@ -18,6 +17,7 @@ from mooring.scheduler.feasibility.stages import Stage
 from mooring.scheduler.model import GpuView, NodeView, PlanTime, Request
 from mooring.scheduler.node_changes import empty
 from mooring.scheduler.packing.node_classes import owner_of
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 # How many different requests have cached stages.
 _MAX_CACHED = 512

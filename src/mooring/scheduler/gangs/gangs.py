@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.cluster import ClusterState, Mask
 from mooring.scheduler.feasibility import masks, quotas
 from mooring.scheduler.feasibility.needs import fixed, gpu_milli
@@ -18,6 +17,7 @@ from mooring.scheduler.node_changes import with_placement
 from mooring.scheduler.packing import search
 from mooring.scheduler.packing.search import Allowed, Found, Key, find
 from mooring.scheduler.units import Unit
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 # The most sets of nodes to try per kind of domain, and the most single nodes.
 _MAX_SETS = 16

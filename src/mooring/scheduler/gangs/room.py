@@ -4,7 +4,6 @@ from collections import Counter
 
 import numpy as np
 
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.cluster import ClusterState, Ints
 from mooring.scheduler.feasibility import filters, masks
 from mooring.scheduler.gangs.gangs import swarm
@@ -12,6 +11,7 @@ from mooring.scheduler.model import Request
 from mooring.scheduler.packing import search
 from mooring.scheduler.packing.node_classes import NodeKind, Suitable
 from mooring.scheduler.units import Unit
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 
 def most_members(cluster: ClusterState, unit: Unit) -> int | None:

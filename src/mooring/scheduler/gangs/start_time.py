@@ -8,13 +8,13 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.backfill.planner import BackfillPlanner, StartTimes
 from mooring.scheduler.backfill.timeline import BackfillSlot, at_time, ended_by
 from mooring.scheduler.cluster import ClusterState
 from mooring.scheduler.model import NodeView, PlanTime, Request
 from mooring.scheduler.packing.search import with_request
 from mooring.scheduler.units import Unit
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 Floats = NDArray[np.float64]
 Bounds = dict[str, Floats]  # by member; values of `StartTimes.bounds`

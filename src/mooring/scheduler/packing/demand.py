@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.packing.potential import Potential, Target
 from mooring.scheduler.packing.shapes import Shape
 from mooring.scheduler.packing.share_values import free_milli_values
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 # Requests after which the weight of a request has halved: about a day of a busy cluster.
 HALF_LIFE = 10_000

@@ -10,9 +10,10 @@ from operator import itemgetter
 from typing import Literal
 
 from mooring.core.disk import default_disk_mib
-from mooring.core.instance.spec import WHOLE_MILLI
-from mooring.core.node import NodeState, proportional
+from mooring.core.node import proportional
 from mooring.scheduler.model import GpuView, NodeView, PlanTime
+from mooring_client.schemas.nodes import NodeState
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 SIZES = (1, 2, 4, 8)  # GPUs per instance
 SHARES_MILLI = (250, 500)

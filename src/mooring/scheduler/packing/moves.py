@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.packing.potential import UNIT, Potential
 from mooring.scheduler.packing.shapes import Shape
 from mooring.scheduler.packing.states import Bools, Ints, States, StateTable
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 NO_FIT = -1
 # A step of the score: forty thousandths of a GPU. A fixed node order breaks ties, which fills one node after

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.feasibility import gpu_rules
 from mooring.scheduler.feasibility.needs import preference
 from mooring.scheduler.model import GpuView, MigView, NodeView, Request
 from mooring.scheduler.packing import links
 from mooring.scheduler.packing.shapes import FleetNode, NodeClass
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 # What is allocated as one unit: a GPU, or a MIG device of one.
 DeviceView = tuple[GpuView, MigView | None]

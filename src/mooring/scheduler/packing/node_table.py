@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.packing.shapes import TIE_BITS, FleetNode, Shape, tie_of
 from mooring.scheduler.packing.states import Ints, StateTable
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 # A reader that has missed more changes than this reads every node again.
 MAX_LOGGED = 65_536

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.packing.shapes import NodeClass, Shape
 from mooring.scheduler.packing.states import Bools, Ints, States
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 # Weights are whole numbers, so that sums do not depend on order or batch.
 UNIT = 1 << 16

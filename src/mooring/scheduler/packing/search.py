@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.cluster import ClusterState, Mask
 from mooring.scheduler.feasibility import filters, gpu_offers, quotas
 from mooring.scheduler.feasibility.filters import fitting_offers
@@ -19,6 +18,7 @@ from mooring.scheduler.model import GpuAllocation, GpuView, NodeView, Placement,
 from mooring.scheduler.node_changes import with_placement
 from mooring.scheduler.packing import links, node_classes
 from mooring.scheduler.packing.shapes import Move, Shape
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 Key = tuple[object, ...]
 # Whether a placement on the node with this index is allowed.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from mooring.core.instance.spec import WHOLE_MILLI
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 TIE_BITS = 40
 

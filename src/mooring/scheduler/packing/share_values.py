@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from mooring.core.instance.spec import WHOLE_MILLI
+from mooring_client.schemas.spec import WHOLE_MILLI
 
 Floats = NDArray[np.float64]
 

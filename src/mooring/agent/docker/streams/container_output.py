@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from mooring.agent.docker.streams.engine_streams import EngineConnection, HeldConnection
-from mooring.core.stream_messages import MAX_DATA_BYTES, Channel, joined
+from mooring_client.stream_messages import MAX_DATA_BYTES, Channel, joined
 
 _HEADER_BYTES: Final = 8  # stream number, three zeros, length as four bytes
 

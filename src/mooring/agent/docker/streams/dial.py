@@ -19,8 +19,8 @@ from mooring.agent.docker.errors import EngineRefused
 from mooring.agent.docker.streams import processes
 from mooring.agent.docker.streams.engine_streams import Document, EngineApi
 from mooring.agent.runtime import StreamRefused
-from mooring.core.stream_messages import MAX_DATA_BYTES, Channel
 from mooring.schemas.agent_streams import DialRequest, StreamStatus, WindowSize
+from mooring_client.stream_messages import MAX_DATA_BYTES, Channel
 
 CONNECT_WITHIN_S: Final = 5.0  # for each address
 _CLONE_NEWNET: Final = 0x40000000

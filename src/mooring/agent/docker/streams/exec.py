@@ -11,9 +11,9 @@ from mooring.agent.docker.streams.container_output import ContainerOutput
 from mooring.agent.docker.streams.engine_streams import Document, EngineApi, EngineConnection
 from mooring.agent.docker.streams.login_shell import ContainerShells, in_login_shell
 from mooring.agent.runtime import RuntimeUnavailable, StreamRefused
-from mooring.core.paths import is_kernel_path, normal_path
-from mooring.core.stream_messages import Channel
 from mooring.schemas.agent_streams import ExecRequest, StreamStatus, WindowSize
+from mooring_client.schemas.paths import is_kernel_path, normal_path
+from mooring_client.stream_messages import Channel
 
 # The engine records the pid after the output begins, and the exit code after it ends.
 _RECORDED_WITHIN_S: Final = 2.0

@@ -11,9 +11,9 @@ from mooring.agent.docker.byte_streams import Demultiplexer
 from mooring.agent.docker.errors import EngineRefused
 from mooring.agent.docker.streams.engine_streams import EngineApi, EngineConnection
 from mooring.agent.runtime import RuntimeUnavailable, StreamRefused
-from mooring.core.stream_messages import Channel
-from mooring.core.text import MAX_LINE_BYTES, clean_line
 from mooring.schemas.agent_streams import LogsRequest, StreamStatus, WindowSize
+from mooring_client.schemas.text import MAX_LINE_BYTES, clean_line
+from mooring_client.stream_messages import Channel
 
 _MAX_RAW_LINE_BYTES = 64 * 1024
 _GONE = "the container of the instance was removed, and its logs with it"

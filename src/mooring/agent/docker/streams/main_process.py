@@ -18,8 +18,8 @@ from mooring.agent.docker.errors import EngineRefused
 from mooring.agent.docker.streams.container_output import ContainerOutput
 from mooring.agent.docker.streams.engine_streams import EngineApi, HeldConnection
 from mooring.agent.runtime import ContainerStream, RuntimeUnavailable, StreamRefused
-from mooring.core.stream_messages import Channel
 from mooring.schemas.agent_streams import SIGNALS, AttachRequest, StreamStatus, WindowSize
+from mooring_client.stream_messages import Channel
 
 HELD_S: Final = 30.0
 _ENDED_WITHIN_S: Final = 2.0

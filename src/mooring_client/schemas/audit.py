@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mooring.schemas.base import Answer, Timestamp
+from mooring_client.schemas.base import Answer, Timestamp
 
 
 class Actor(Answer):

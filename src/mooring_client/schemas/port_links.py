@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from mooring.schemas.base import Answer, Body, Timestamp
+from mooring_client.schemas.base import Answer, Body, Timestamp
 
 MAX_TTL_S: Final = 30 * 86_400
 

@@ -4,12 +4,17 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from mooring.core.gpu import Sample
-from mooring.core.instance.spec import DEFAULT_PRIORITY, InstanceLabels, InstanceRequest, InstanceSpec
-from mooring.core.instance.state import DesiredState, Reason, State
-from mooring.core.text import LongText, Name
-from mooring.schemas.base import Answer, Body, Timestamp
-from mooring.schemas.queue import Because
+from mooring_client.schemas.base import Answer, Body, Timestamp
+from mooring_client.schemas.gpus import Sample
+from mooring_client.schemas.queue import Because
+from mooring_client.schemas.spec import (
+    DEFAULT_PRIORITY,
+    InstanceLabels,
+    InstanceRequest,
+    InstanceSpec,
+)
+from mooring_client.schemas.states import DesiredState, Reason, State
+from mooring_client.schemas.text import LongText, Name
 
 # exclusive: whole GPUs. mig: a MIG device. mps: the MPS daemon limits memory and SMs. shared: the agent kills
 # containers that exceed their share of memory; nothing limits SMs.

@@ -5,13 +5,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from mooring.core.gpu import Health, NvLinkPeer
-from mooring.core.instance.state import Reason
-from mooring.core.node import NodeState
-from mooring.core.text import Name, Text
-from mooring.core.xid import Action, Severity
-from mooring.schemas.agent import Orphan
-from mooring.schemas.base import Answer, Body, Timestamp
+from mooring_client.schemas.base import Answer, Body, Timestamp
+from mooring_client.schemas.gpus import Action, Health, NvLinkPeer, Severity
+from mooring_client.schemas.states import Reason
+from mooring_client.schemas.text import GpuUuid, Name, Text
+
+
+class NodeState(StrEnum):
+    READY = "ready"
+    CORDONED = "cordoned"  # nothing new is placed
+    DRAINING = "draining"  # nothing new is placed; instances left at the deadline are stopped
+    NOT_READY = "not_ready"  # its agent reports, but the node has a problem: see `reason`
+    UNREACHABLE = "unreachable"  # its agent has been silent for longer than `unreachable_after_s`
 
 
 class GpuMigDevice(Answer):
@@ -138,6 +143,19 @@ class Storage(Answer):
     available_mib: Annotated[int, Field(description="free space now, rounded")]
     images_mib: Annotated[int, Field(description="sum of the image sizes; shared layers count each time")]
     pressure: Annotated[bool, Field(description="too little is free to place new instances")]
+
+
+class Orphan(Answer):
+    """A container with Mooring's labels that is neither assigned to the node nor to be removed."""
+
+    container_id: Text
+    name: Text
+    instance_id: Text
+    control_plane_id: Text | None
+    gpu_uuids: Annotated[
+        list[GpuUuid],
+        Field(max_length=256, description="the GPUs or MIG devices that it uses; nothing is placed on them"),
+    ] = []
 
 
 class Node(Answer):

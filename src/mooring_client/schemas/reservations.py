@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mooring.core.gpu import Health
-from mooring.core.instance.spec import GpuModelName
-from mooring.core.text import Name, Text
-from mooring.schemas.base import Answer, Body, RequestTime, Timestamp
+from mooring_client.schemas.base import Answer, Body, RequestTime, Timestamp
+from mooring_client.schemas.gpus import Health
+from mooring_client.schemas.spec import GpuModelName
+from mooring_client.schemas.text import Name, Text
 
 ReservationState = Literal["scheduled", "active", "ended"]
 MAX_GPUS = 1024

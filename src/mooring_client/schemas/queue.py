@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mooring.core.instance.state import Reason
-from mooring.schemas.base import Answer, Timestamp
+from mooring_client.schemas.base import Answer, Timestamp
+from mooring_client.schemas.states import Reason
 
 Because = Literal["priority", "overdue", "guarantee", "promised", "fair_share", "age"]
 Stranding = Literal[

@@ -1,30 +1,48 @@
 """Schemas of instance groups."""
 
-from typing import Annotated, Self
+from enum import StrEnum
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from mooring.core.group import (
-    LONGEST_NAME,
-    MAX_MEMBERS,
-    RENDEZVOUS_ENV,
-    GroupState,
-    NetworkMode,
-    OnMemberFailure,
-    UsedNetwork,
-)
-from mooring.core.instance.spec import (
+from mooring_client.schemas.base import Answer, Body, Timestamp
+from mooring_client.schemas.instances import Forecast, RefusalItem
+from mooring_client.schemas.spec import (
     InstanceLabels,
     InstanceSpec,
     InstanceTemplate,
     SecretReference,
     not_supported_yet,
 )
-from mooring.core.instance.state import DesiredState, Reason, State
-from mooring.core.text import DNS_LABEL, Name, Text
-from mooring.schemas.base import Answer, Body, Timestamp
-from mooring.schemas.instances import Forecast, RefusalItem
+from mooring_client.schemas.states import DesiredState, Reason, State
+from mooring_client.schemas.text import DNS_LABEL, Name, Text
+
+# Bounded, because one scheduling cycle places all members in one transaction.
+MAX_MEMBERS: Final = 64
+# The group's name followed by a rank must still be a valid name.
+LONGEST_NAME: Final = 60
+# How often members are queued again after a failure before the group fails.
+MAX_RESTARTS: Final = 10
+OnMemberFailure = Literal["fail_group", "restart_member"]
+NetworkMode = Literal["auto", "overlay", "host"]
+UsedNetwork = Literal["bridge", "overlay", "host"]
+# Variables that torchrun and similar launchers use; Mooring sets them for each member.
+RENDEZVOUS_ENV: Final = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "NODE_RANK"})
+
+
+class GroupState(StrEnum):
+    """The state of a group, derived from its members."""
+
+    PENDING = "pending"  # all members wait
+    STARTING = "starting"  # neither do all members wait, nor do all run
+    RUNNING = "running"  # every member runs or has succeeded
+    UNREACHABLE = "unreachable"  # the node of a member does not report
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    SUCCEEDED = "succeeded"  # every member succeeded
+    FAILED = "failed"
+
 
 TORCHRUN = (
     "torchrun --nnodes=$WORLD_SIZE --node-rank=$NODE_RANK --nproc-per-node=gpu "

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from mooring.core.gpu import mig_milli
-from mooring.core.paths import is_kernel_path, normal_path
-from mooring.core.text import (
+from mooring_client.schemas.gpus import mig_milli
+from mooring_client.schemas.paths import is_kernel_path, normal_path
+from mooring_client.schemas.text import (
     EnvName,
     EnvValue,
     ImageReference,

@@ -1,13 +1,13 @@
 """Schemas of projects, members and users."""
 
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
-from mooring.core.access import Role
-from mooring.core.instance.spec import SecurityProfile
-from mooring.core.text import LabelKey, LabelValue, Name, Text
-from mooring.schemas.base import Answer, Body, Timestamp
+from mooring_client.schemas.base import Answer, Body, Timestamp
+from mooring_client.schemas.spec import SecurityProfile
+from mooring_client.schemas.text import LabelKey, LabelValue, Name, Text
 
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
 Amount = Annotated[int, Field(ge=0, le=2**31)]
@@ -27,6 +27,12 @@ ImagePattern = Annotated[
         "characters, in the repository also `/`; `*` alone matches all images",
     ),
 ]
+
+
+class Role(StrEnum):
+    VIEWER = "viewer"
+    MEMBER = "member"
+    OWNER = "owner"
 
 
 class QuotaValues(Body):

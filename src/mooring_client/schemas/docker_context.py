@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from mooring.schemas.base import Answer
+from mooring_client.schemas.base import Answer
 
 
 class DockerConfig(Answer):

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from mooring.core.text import EnvValue, SecretName, Text
-from mooring.schemas.base import Answer, Body, Timestamp
+from mooring_client.schemas.base import Answer, Body, Timestamp
+from mooring_client.schemas.text import EnvValue, SecretName, Text
 
 # Models with a value show it neither in their repr nor in validation errors.
 SecretValue = Annotated[EnvValue, Field(min_length=1, repr=False, description="write-only")]

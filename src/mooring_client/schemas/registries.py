@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from mooring.core.text import Text
-from mooring.schemas.base import Answer, Body, Timestamp
+from mooring_client.schemas.base import Answer, Body, Timestamp
+from mooring_client.schemas.text import Text
 
 # A host with a dot or a port, or localhost, as in image names. Servers copied from `docker login` may have a
 # scheme and the path of Docker Hub's API; any other path would be only a part of a registry.

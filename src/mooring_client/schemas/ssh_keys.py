@@ -4,9 +4,9 @@ from typing import Annotated, Final
 
 from pydantic import ConfigDict, Field
 
-from mooring.core.text import LongText, Text
-from mooring.schemas.base import Answer, Body, RequestTime, Timestamp
-from mooring.schemas.projects import DisplayName
+from mooring_client.schemas.base import Answer, Body, RequestTime, Timestamp
+from mooring_client.schemas.projects import DisplayName
+from mooring_client.schemas.text import LongText, Text
 
 # Long enough for a private key, so that its sender learns what is wrong.
 PublicKey = Annotated[

@@ -4,10 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mooring.core.access import Role
-from mooring.core.text import Text
-from mooring.schemas.base import Answer, Body, RequestTime, Timestamp
-from mooring.schemas.projects import DisplayName, User
+from mooring_client.schemas.base import Answer, Body, RequestTime, Timestamp
+from mooring_client.schemas.projects import DisplayName, Role, User
+from mooring_client.schemas.text import Text
 
 Scope = Literal["instances:read", "instances:write", "instances:exec", "usage:read", "metrics:read", "admin"]
 
