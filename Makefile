@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help up test test-quick check mutants simulation faults openapi lock clean
+.PHONY: help up test test-quick check mutants simulation faults openapi client lock clean
 .DELETE_ON_ERROR:
 # Print the output of commands, but not the commands.
 .SILENT:
@@ -47,6 +47,9 @@ faults: .venv/.dev ## try faults on three replicas and three nodes for 15 minute
 
 openapi: .venv/.dev ## regenerate docs/openapi.json after an intended change of the API
 	$(BIN)/python -m tests.contract.document
+
+client: .venv/.dev ## regenerate the synchronous client from the asynchronous one
+	$(BIN)/python scripts/generate_sync.py
 
 lock: ## regenerate requirements*.txt after a change of pyproject.toml
 	scripts/lock.sh

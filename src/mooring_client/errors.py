@@ -1,5 +1,7 @@
 """Every error that the API can return: a tree of classes, each with a stable `code` and its HTTP status.
 
+The server raises them, and the client raises what the server has answered.
+
 The message is for the user: what is wrong and what to do next. `fields` has values for programs.
 `docs/errors.md` explains each code, and each operation declares the classes that it raises.
 """
@@ -16,6 +18,7 @@ class MooringError(Exception):
     Attributes:
         by_code: all subclasses, by their code.
         retry_after_s: after how many seconds a retry may succeed; None: unknown.
+        request_id: the ID of the failed request, on the client's side; the server's log has it too.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -36,6 +39,7 @@ class MooringError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
         self.fields: Mapping[str, Any] = fields
+        self.request_id: str | None = None
 
 
 # One block for each status, one class for each code.

@@ -16,6 +16,12 @@ class Answer(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
+class Status(Answer):
+    """The state of the service."""
+
+    status: str
+
+
 class Body(BaseModel):
     """The base of all request bodies. Unknown fields and values of other types are rejected."""
 

@@ -15,16 +15,12 @@ from mooring.api.http import responses
 from mooring.api.openapi.responses import errors
 from mooring.control.nodes import metrics
 from mooring_client.errors import DatabaseUnavailable, NotMigrated, WaitingForNode
-from mooring_client.schemas.base import Answer
+from mooring_client.schemas.base import Status
 
 # Less than load balancers and the image's health check wait.
 _READINESS_TIMEOUT_S: Final = 3.0
 
 router = APIRouter(tags=["service"], route_class=AuthorizedRoute)
-
-
-class Status(Answer):
-    status: str
 
 
 @router.get("/healthz", response_model=Status, operation_id="get_health")

@@ -1,0 +1,106 @@
+"""Reservations: GPUs reserved for a project for a period."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from mooring_client.aio.paging import AsyncPages
+from mooring_client.aio.resources.base import AsyncResource
+from mooring_client.answers import model, nothing
+from mooring_client.calls import UNSET, Call, Unset, body, changes, if_match, path
+from mooring_client.schemas.reservations import Reservation, ReservationList, ReservedGpus
+
+
+class AsyncReservations(AsyncResource):
+    """GPUs reserved for a project for a period: `client.reservations`."""
+
+    async def create(
+        self,
+        name: str,
+        *,
+        gpus: ReservedGpus | Mapping[str, Any],
+        to_at: datetime | str,
+        from_at: datetime | str | None = None,
+        project_id: str | None = None,
+    ) -> Reservation:
+        """Reserve GPUs. During the period, only the project's instances run on them.
+
+        Args:
+            from_at: None: now.
+        """
+        return await self._transport.send(
+            Call(
+                operation="create_reservation",
+                method="POST",
+                path="/v1/reservations",
+                read=model(Reservation),
+                body=body(
+                    **{"name": name, "gpus": gpus, "to": to_at, "from": from_at, "project_id": project_id}
+                ),
+            )
+        )
+
+    def list(self, *, project_id: str | None = None, limit: int | None = None) -> AsyncPages[Reservation]:
+        """List reservations, newest first."""
+        return AsyncPages(
+            self._transport,
+            Call(
+                operation="list_reservations",
+                method="GET",
+                path="/v1/reservations",
+                read=model(ReservationList),
+                params={"project_id": project_id, "limit": limit},
+            ),
+        )
+
+    async def get(self, reservation_id: str) -> Reservation:
+        """Get a reservation."""
+        return await self._transport.send(
+            Call(
+                operation="get_reservation",
+                method="GET",
+                path=path("/v1/reservations/{}", reservation_id),
+                read=model(Reservation),
+            )
+        )
+
+    async def update(
+        self,
+        reservation_id: str,
+        *,
+        name: str | Unset = UNSET,
+        from_at: datetime | str | Unset = UNSET,
+        to_at: datetime | str | Unset = UNSET,
+        version: int | None = None,
+    ) -> Reservation:
+        """Change a reservation.
+
+        Args:
+            version: change it only if it still has this version (PreconditionFailed).
+        """
+        return await self._transport.send(
+            Call(
+                operation="update_reservation",
+                method="PATCH",
+                path=path("/v1/reservations/{}", reservation_id),
+                read=model(Reservation),
+                body=changes(**{"name": name, "from": from_at, "to": to_at}),
+                headers=if_match(version),
+            )
+        )
+
+    async def delete(self, reservation_id: str, *, version: int | None = None) -> None:
+        """End a reservation and delete it; its GPUs are free for all.
+
+        Args:
+            version: delete it only if it still has this version (PreconditionFailed).
+        """
+        return await self._transport.send(
+            Call(
+                operation="delete_reservation",
+                method="DELETE",
+                path=path("/v1/reservations/{}", reservation_id),
+                read=nothing,
+                headers=if_match(version),
+            )
+        )

@@ -1,0 +1,7 @@
+"""Pauses between attempts; `sync/sleeping.py` is written by hand too."""
+
+import asyncio
+
+
+async def sleep(seconds: float) -> None:
+    await asyncio.sleep(seconds)

@@ -1,0 +1,175 @@
+"""Streams over WebSockets: commands with input and output, and connections to ports."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import httpx
+from pydantic_core import from_json, to_json
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+
+from mooring_client import answers
+from mooring_client.aio.transport import CONNECT_TIMEOUT_S, AsyncTransport
+from mooring_client.calls import Call, path
+from mooring_client.failures import ConnectionFailed, StreamInterrupted
+from mooring_client.stream_messages import (
+    MAX_DATA_BYTES,
+    MAX_MESSAGE_BYTES,
+    STDIN_CLOSED,
+    TCP_SUBPROTOCOL,
+    BadMessage,
+    Channel,
+    message,
+    split,
+)
+
+# Below the 60 s after which many proxies close a silent connection.
+_PING_INTERVAL_S: Final = 20
+_OUTPUT: Final = frozenset({Channel.STDOUT, Channel.STDERR})
+
+
+@asynccontextmanager
+async def opened(
+    transport: AsyncTransport, call: Call[Any], subprotocol: str
+) -> AsyncIterator[ClientConnection]:
+    """Open the WebSocket of an operation.
+
+    Raises:
+        MooringError: the server's answer, if it rejects the request.
+        ConnectionFailed: the server cannot be reached.
+    """
+    query = httpx.QueryParams(call.query)
+    url = f"{transport.endpoint.websocket_url}{call.path}{f'?{query}' if query else ''}"
+    try:
+        websocket = await connect(
+            url,
+            subprotocols=[subprotocol],  # type: ignore[list-item]  # a NewType of str
+            additional_headers=transport.headers(),
+            user_agent_header=None,
+            compression=None,
+            open_timeout=CONNECT_TIMEOUT_S + transport.timeout_s,
+            ping_interval=_PING_INTERVAL_S,
+            max_size=MAX_MESSAGE_BYTES,
+        )
+    except InvalidStatus as rejection:
+        response = rejection.response
+        raise answers.error(
+            response.status_code, bytes(response.body or b""), response.headers.get("Retry-After")
+        ) from None
+    except (OSError, TimeoutError, InvalidHandshake) as error:
+        raise ConnectionFailed(f"{transport.endpoint.url} cannot be reached: {error}") from None
+    async with websocket:
+        yield websocket
+
+
+@asynccontextmanager
+async def connected(
+    transport: AsyncTransport, instance_id: str, port: int
+) -> "AsyncIterator[AsyncPortConnection]":
+    """Open a TCP connection to a port of a container."""
+    call = Call(
+        operation="stream_instance_port",
+        method="GET",
+        path=path("/v1/instances/{}/ports/{}/stream", instance_id, port),
+        read=answers.nothing,
+    )
+    async with opened(transport, call, TCP_SUBPROTOCOL) as websocket:
+        yield AsyncPortConnection(websocket)
+
+
+class AsyncCommand:
+    """A running command: iterate over its output, and write its input.
+
+    Attributes:
+        exit_code: the command's, once the output has ended.
+    """
+
+    def __init__(self, websocket: ClientConnection) -> None:
+        self._websocket = websocket
+        self.exit_code: int | None = None
+
+    async def __aiter__(self) -> AsyncIterator[tuple[Channel, bytes]]:
+        """Yield the output: `Channel.STDOUT` or `Channel.STDERR`, and the data.
+
+        Raises:
+            StreamInterrupted: the stream ended before the command.
+        """
+        try:
+            async for received in self._websocket:
+                channel, data = split(received if isinstance(received, bytes) else received.encode())
+                if channel is Channel.STATUS:
+                    self._end(from_json(data))
+                    return
+                if channel in _OUTPUT and data:
+                    yield channel, data
+        except (ConnectionClosed, BadMessage, ValueError) as error:
+            raise StreamInterrupted(f"the connection ended before the command: {error}") from None
+        raise StreamInterrupted("the connection ended before the command")
+
+    def _end(self, status: dict[str, Any]) -> None:
+        if reason := status.get("reason"):
+            raise StreamInterrupted(str(reason["message"]), str(reason["code"]))
+        self.exit_code = status.get("exit_code")
+
+    async def write(self, data: bytes) -> None:
+        """Send input. It waits while the command does not read. Input after the command's end is dropped."""
+        for start in range(0, len(data), MAX_DATA_BYTES):
+            await self._send(message(Channel.STDIN, data[start : start + MAX_DATA_BYTES]))
+
+    async def close_stdin(self) -> None:
+        """End the input."""
+        await self._send(STDIN_CLOSED)
+
+    async def resize(self, width: int, height: int) -> None:
+        """Tell the command the size of the terminal, in characters."""
+        await self._send(message(Channel.RESIZE, to_json({"Width": width, "Height": height})))
+
+    async def signal(self, name: str) -> None:
+        """Send a signal, such as `INT`."""
+        await self._send(message(Channel.SIGNAL, to_json({"Signal": name})))
+
+    async def _send(self, data: bytes) -> None:
+        with suppress(ConnectionClosed):  # the reader of the output learns why
+            await self._websocket.send(data)
+
+
+class AsyncPortConnection:
+    """A TCP connection to a port of a container."""
+
+    def __init__(self, websocket: ClientConnection) -> None:
+        self._websocket = websocket
+
+    async def read(self) -> bytes:
+        """The next data; empty: the program has ended its direction.
+
+        Raises:
+            StreamInterrupted: the connection was lost.
+        """
+        try:
+            received = await self._websocket.recv()
+        except ConnectionClosed as error:
+            if error.rcvd is not None and error.rcvd.code == 1000:
+                return b""
+            reason = error.rcvd.reason if error.rcvd else ""
+            raise StreamInterrupted(f"the connection to the port was lost: {reason or error}") from None
+        return received if isinstance(received, bytes) else received.encode()
+
+    async def write(self, data: bytes) -> None:
+        """Send data.
+
+        Raises:
+            StreamInterrupted: the connection has ended.
+        """
+        for start in range(0, len(data), MAX_DATA_BYTES):
+            await self._send(data[start : start + MAX_DATA_BYTES])
+
+    async def close_write(self) -> None:
+        """End this direction; the program may still send."""
+        await self._send(b"")
+
+    async def _send(self, data: bytes) -> None:
+        try:
+            await self._websocket.send(data)
+        except ConnectionClosed as error:
+            raise StreamInterrupted(f"the connection to the port has ended: {error}") from None

@@ -1,0 +1,135 @@
+"""Sending requests: retries, deadlines, and streams of server-sent events."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Final
+from uuid import uuid4
+
+import httpx
+
+import mooring_client
+from mooring_client import answers
+from mooring_client.aio.sleeping import sleep
+from mooring_client.calls import Call, T
+from mooring_client.endpoint import Endpoint
+from mooring_client.errors import MooringError
+from mooring_client.failures import BadAnswer, ConnectionFailed
+from mooring_client.retries import Attempts
+
+CONNECT_TIMEOUT_S: Final = 5.0
+
+
+class AsyncTransport:
+    """An HTTP connection pool to one server, with its credentials.
+
+    Args:
+        timeout_s: how long the server may be silent during a request.
+        max_retries: how often a failed request is repeated.
+        reconnect_s: how long the server may be away while a stream is followed.
+        http: an HTTP client with settings of its own, such as a proxy; it is closed with this object.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        timeout_s: float,
+        max_retries: int,
+        reconnect_s: float,
+        http: httpx.AsyncClient | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.timeout_s = timeout_s
+        self.max_retries = max_retries
+        self.reconnect_s = reconnect_s
+        # A redirect could send the key to another server, so none is followed.
+        # Without TLS, the certificates of the CAs are not needed; reading them takes 20 ms.
+        self._http = http or httpx.AsyncClient(
+            follow_redirects=False, verify=endpoint.url.startswith("https:")
+        )
+        self._headers = {
+            "Authorization": f"Bearer {endpoint.api_key}",
+            "User-Agent": f"mooring-client/{mooring_client.__version__}",
+        }
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def send(self, call: Call[T]) -> T:
+        """Send a request, again if it failed for a reason that may pass, and read the answer.
+
+        Raises:
+            MooringError: what the server answered.
+            ConnectionFailed: the server could not be reached, or did not answer in time.
+            BadAnswer: the answer is not one of Mooring.
+        """
+        request, attempts = self._request(call), Attempts(self.max_retries)
+        while True:
+            failure: MooringError | ConnectionFailed
+            try:
+                response = await self._http.send(request)
+            except httpx.TransportError as error:
+                failure = self._lost(error)
+            else:
+                if response.is_success:
+                    return call.read(response.content)
+                failure = _failure(response)
+            await sleep(attempts.pause_after(failure))
+
+    @asynccontextmanager
+    async def stream(
+        self, call: Call[T], headers: Mapping[str, str], silent_s: float
+    ) -> AsyncIterator[httpx.Response]:
+        """Send a request once; yield its successful answer, whose body has not been read.
+
+        Args:
+            silent_s: how long the server may be silent before the connection counts as lost.
+
+        Raises:
+            MooringError: what the server answered.
+            ConnectionFailed: the server could not be reached, or the connection was lost meanwhile.
+        """
+        try:
+            request = self._request(replace(call, headers={**call.headers, **headers}))
+            request.extensions["timeout"]["read"] = silent_s
+            response = await self._http.send(request, stream=True)
+            try:
+                if not response.is_success:
+                    await response.aread()
+                    raise _failure(response)
+                yield response
+            finally:
+                await response.aclose()
+        except httpx.TransportError as error:
+            raise self._lost(error) from None
+
+    def headers(self) -> dict[str, str]:
+        """The headers of every request, also of those that open a WebSocket."""
+        return dict(self._headers)
+
+    def _request(self, call: Call[T]) -> httpx.Request:
+        headers = {**self._headers, **call.headers}
+        if call.method == "POST":
+            headers["Idempotency-Key"] = uuid4().hex
+        return self._http.build_request(
+            call.method,
+            f"{self.endpoint.url}{call.path}",
+            params=call.query or None,
+            json=call.body,
+            headers=headers,
+            timeout=httpx.Timeout(self.timeout_s + call.extra_s, connect=CONNECT_TIMEOUT_S),
+        )
+
+    def _lost(self, error: httpx.TransportError) -> ConnectionFailed:
+        unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+        if isinstance(error, httpx.TimeoutException):
+            problem = "does not accept connections" if unsent else "did not answer in time"
+        else:
+            problem = f"cannot be reached: {error}" if unsent else f"closed the connection: {error}"
+        return ConnectionFailed(f"{self.endpoint.url} {problem}", may_have_taken_effect=not unsent)
+
+
+def _failure(response: httpx.Response) -> MooringError | ConnectionFailed:
+    if response.is_redirect:
+        raise BadAnswer(f"the server redirects to {response.headers.get('Location')}; use that URL")
+    return answers.error(response.status_code, response.content, response.headers.get("Retry-After"))

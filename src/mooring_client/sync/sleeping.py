@@ -1,0 +1,7 @@
+"""Pauses between attempts."""
+
+import time
+
+
+def sleep(seconds: float) -> None:
+    time.sleep(seconds)
