@@ -86,39 +86,35 @@ def resolve(
 ) -> Endpoint:
     """Find the endpoint: in the arguments, a named context, the environment, or the current context.
 
+    The key of a context is sent only to the URL of that context.
+
     Raises:
         NotConfigured: there is no key, no such context, or the URL is not allowed.
     """
-    chosen = _context(context, environment)
-    named = context is not None or "MOORING_CONTEXT" in environment
-    layers: list[Mapping[str, Any]] = [{"url": url, "api_key": api_key}]
-    from_environment = {
-        "url": environment.get("MOORING_URL"),
-        "api_key": environment.get("MOORING_API_KEY"),
-        "project": environment.get("MOORING_PROJECT"),
-    }
-    layers += [chosen, from_environment] if named else [from_environment, chosen]
-    found_url = _first(layers, "url") or DEFAULT_URL
-    found_key = _first(layers, "api_key")
-    if found_key is None:
+    named = context or environment.get("MOORING_CONTEXT")
+    if named and url:
+        raise NotConfigured(f"give a URL or the context {named!r}, not both")
+    given_url = url or (None if named else environment.get("MOORING_URL"))
+    given_key = api_key or (None if named else environment.get("MOORING_API_KEY"))
+    stored = {} if given_url else _context(named, environment)
+    found_url, found_key = given_url or stored.get("url") or DEFAULT_URL, given_key or stored.get("api_key")
+    if not found_key:
         raise NotConfigured(f"there is no API key for {found_url}: {_LOGIN}")
     insecure = environment.get("MOORING_INSECURE_HTTP", "").lower() in {"1", "true", "yes"}
-    return Endpoint(checked_url(found_url, insecure=insecure), found_key, _first(layers, "project"))
+    project = environment.get("MOORING_PROJECT") or stored.get("project")
+    return Endpoint(checked_url(str(found_url), insecure=insecure), str(found_key), project)
 
 
-def _context(name: str | None, environment: Mapping[str, str]) -> Mapping[str, Any]:
+def _context(named: str | None, environment: Mapping[str, str]) -> Mapping[str, Any]:
+    """The content of the named or current context; empty: there is none."""
     config = read_config(config_file(environment))
-    wanted = name or environment.get("MOORING_CONTEXT") or config.current
+    wanted = named or config.current
     if wanted is None:
         return {}
     if wanted not in config.contexts:
         known = ", ".join(sorted(config.contexts)) or "none"
         raise NotConfigured(f"there is no context {wanted!r} (known: {known}); add it with `mooring login`")
     return config.contexts[wanted]
-
-
-def _first(layers: list[Mapping[str, Any]], name: str) -> str | None:
-    return next((str(layer[name]) for layer in layers if layer.get(name)), None)
 
 
 def checked_url(url: str, *, insecure: bool = False) -> str:

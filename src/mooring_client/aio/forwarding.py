@@ -36,9 +36,6 @@ async def forwarded(
     connections: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        connections.add(task)
         try:
             async with connected(transport, instance_id, port) as remote:
                 await _copy(reader, writer, remote)
@@ -46,10 +43,14 @@ async def forwarded(
             if report is not None:
                 report(failure)
         finally:
-            connections.discard(task)
             writer.close()
 
-    server = await asyncio.start_server(serve, local_host, local_port)
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(serve(reader, writer))
+        connections.add(task)
+        task.add_done_callback(connections.discard)
+
+    server = await asyncio.start_server(accept, local_host, local_port)
     try:
         yield int(server.sockets[0].getsockname()[1])
     finally:
