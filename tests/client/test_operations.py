@@ -87,7 +87,8 @@ def _methods() -> dict[str, list[Method]]:
                 for node in ast.walk(function):
                     if isinstance(node, ast.Call) and ast.unparse(node.func) == "Call":
                         fields = {each.arg: each.value for each in node.keywords}
-                        operation = ast.literal_eval(fields["operation"])
+                        if not (operation := ast.literal_eval(fields["operation"])):
+                            continue  # `client.request`, which sends any request
                         found.setdefault(operation, []).append(_method(source, function, fields))
     return found
 

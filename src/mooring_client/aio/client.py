@@ -1,27 +1,33 @@
 """The asynchronous client."""
 
+from collections.abc import Mapping
+from functools import cached_property
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import httpx
+from pydantic_core import from_json
 
-from mooring_client.aio.resources.api_keys import AsyncApiKeys
-from mooring_client.aio.resources.audit import AsyncAudit
-from mooring_client.aio.resources.events import AsyncEvents
-from mooring_client.aio.resources.gpus import AsyncGpus
-from mooring_client.aio.resources.instance_groups import AsyncInstanceGroups
-from mooring_client.aio.resources.instances import AsyncInstances
-from mooring_client.aio.resources.nodes import AsyncNodes
-from mooring_client.aio.resources.projects import AsyncProjects
-from mooring_client.aio.resources.queue import AsyncPendingQueue
-from mooring_client.aio.resources.registries import AsyncRegistries
-from mooring_client.aio.resources.reservations import AsyncReservations
-from mooring_client.aio.resources.secrets import AsyncSecrets
-from mooring_client.aio.resources.service import AsyncService
-from mooring_client.aio.resources.ssh_keys import AsyncSshKeys
-from mooring_client.aio.resources.users import AsyncUsers
 from mooring_client.aio.transport import AsyncTransport
+from mooring_client.calls import Call
 from mooring_client.endpoint import resolve
+
+if TYPE_CHECKING:
+    from mooring_client.aio.resources.api_keys import AsyncApiKeys
+    from mooring_client.aio.resources.audit import AsyncAudit
+    from mooring_client.aio.resources.events import AsyncEvents
+    from mooring_client.aio.resources.gpus import AsyncGpus
+    from mooring_client.aio.resources.instance_groups import AsyncInstanceGroups
+    from mooring_client.aio.resources.instances import AsyncInstances
+    from mooring_client.aio.resources.nodes import AsyncNodes
+    from mooring_client.aio.resources.projects import AsyncProjects
+    from mooring_client.aio.resources.queue import AsyncPendingQueue
+    from mooring_client.aio.resources.registries import AsyncRegistries
+    from mooring_client.aio.resources.reservations import AsyncReservations
+    from mooring_client.aio.resources.secrets import AsyncSecrets
+    from mooring_client.aio.resources.service import AsyncService
+    from mooring_client.aio.resources.ssh_keys import AsyncSshKeys
+    from mooring_client.aio.resources.users import AsyncUsers
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 DEFAULT_RETRIES: Final = 2
@@ -58,21 +64,125 @@ class AsyncMooring:
     ) -> None:
         self.endpoint = resolve(url, api_key, context)
         self._transport = AsyncTransport(self.endpoint, timeout_s, max_retries, reconnect_s, http)
-        self.api_keys = AsyncApiKeys(self._transport)
-        self.audit = AsyncAudit(self._transport)
-        self.events = AsyncEvents(self._transport)
-        self.gpus = AsyncGpus(self._transport)
-        self.instance_groups = AsyncInstanceGroups(self._transport)
-        self.instances = AsyncInstances(self._transport)
-        self.nodes = AsyncNodes(self._transport)
-        self.projects = AsyncProjects(self._transport)
-        self.queue = AsyncPendingQueue(self._transport)
-        self.registries = AsyncRegistries(self._transport)
-        self.reservations = AsyncReservations(self._transport)
-        self.secrets = AsyncSecrets(self._transport)
-        self.service = AsyncService(self._transport)
-        self.ssh_keys = AsyncSshKeys(self._transport)
-        self.users = AsyncUsers(self._transport)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        extra_s: float = 0,
+    ) -> Any:
+        """Send any request, and return the JSON of the answer as it is; None: the answer has no body.
+
+        Args:
+            path: with all IDs quoted; `calls.path` does that.
+            extra_s: how long the answer may take beyond the client's timeout.
+        """
+        return await self._transport.send(
+            Call(
+                operation="",
+                method=method,
+                path=path,
+                read=_json,
+                params=params or {},
+                body=body,
+                headers=headers or {},
+                extra_s=extra_s,
+            )
+        )
+
+    @cached_property
+    def api_keys(self) -> "AsyncApiKeys":
+        from mooring_client.aio.resources.api_keys import AsyncApiKeys
+
+        return AsyncApiKeys(self._transport)
+
+    @cached_property
+    def audit(self) -> "AsyncAudit":
+        from mooring_client.aio.resources.audit import AsyncAudit
+
+        return AsyncAudit(self._transport)
+
+    @cached_property
+    def events(self) -> "AsyncEvents":
+        from mooring_client.aio.resources.events import AsyncEvents
+
+        return AsyncEvents(self._transport)
+
+    @cached_property
+    def gpus(self) -> "AsyncGpus":
+        from mooring_client.aio.resources.gpus import AsyncGpus
+
+        return AsyncGpus(self._transport)
+
+    @cached_property
+    def instance_groups(self) -> "AsyncInstanceGroups":
+        from mooring_client.aio.resources.instance_groups import AsyncInstanceGroups
+
+        return AsyncInstanceGroups(self._transport)
+
+    @cached_property
+    def instances(self) -> "AsyncInstances":
+        from mooring_client.aio.resources.instances import AsyncInstances
+
+        return AsyncInstances(self._transport)
+
+    @cached_property
+    def nodes(self) -> "AsyncNodes":
+        from mooring_client.aio.resources.nodes import AsyncNodes
+
+        return AsyncNodes(self._transport)
+
+    @cached_property
+    def projects(self) -> "AsyncProjects":
+        from mooring_client.aio.resources.projects import AsyncProjects
+
+        return AsyncProjects(self._transport)
+
+    @cached_property
+    def queue(self) -> "AsyncPendingQueue":
+        from mooring_client.aio.resources.queue import AsyncPendingQueue
+
+        return AsyncPendingQueue(self._transport)
+
+    @cached_property
+    def registries(self) -> "AsyncRegistries":
+        from mooring_client.aio.resources.registries import AsyncRegistries
+
+        return AsyncRegistries(self._transport)
+
+    @cached_property
+    def reservations(self) -> "AsyncReservations":
+        from mooring_client.aio.resources.reservations import AsyncReservations
+
+        return AsyncReservations(self._transport)
+
+    @cached_property
+    def secrets(self) -> "AsyncSecrets":
+        from mooring_client.aio.resources.secrets import AsyncSecrets
+
+        return AsyncSecrets(self._transport)
+
+    @cached_property
+    def service(self) -> "AsyncService":
+        from mooring_client.aio.resources.service import AsyncService
+
+        return AsyncService(self._transport)
+
+    @cached_property
+    def ssh_keys(self) -> "AsyncSshKeys":
+        from mooring_client.aio.resources.ssh_keys import AsyncSshKeys
+
+        return AsyncSshKeys(self._transport)
+
+    @cached_property
+    def users(self) -> "AsyncUsers":
+        from mooring_client.aio.resources.users import AsyncUsers
+
+        return AsyncUsers(self._transport)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -85,3 +195,7 @@ class AsyncMooring:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _json(content: bytes) -> Any:
+    return from_json(content) if content else None

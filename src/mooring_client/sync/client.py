@@ -1,28 +1,34 @@
 # Generated from aio/client.py: change that file, and run `make client`.
 """The client."""
 
+from collections.abc import Mapping
+from functools import cached_property
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import httpx
+from pydantic_core import from_json
 
+from mooring_client.calls import Call
 from mooring_client.endpoint import resolve
-from mooring_client.sync.resources.api_keys import ApiKeys
-from mooring_client.sync.resources.audit import Audit
-from mooring_client.sync.resources.events import Events
-from mooring_client.sync.resources.gpus import Gpus
-from mooring_client.sync.resources.instance_groups import InstanceGroups
-from mooring_client.sync.resources.instances import Instances
-from mooring_client.sync.resources.nodes import Nodes
-from mooring_client.sync.resources.projects import Projects
-from mooring_client.sync.resources.queue import PendingQueue
-from mooring_client.sync.resources.registries import Registries
-from mooring_client.sync.resources.reservations import Reservations
-from mooring_client.sync.resources.secrets import Secrets
-from mooring_client.sync.resources.service import Service
-from mooring_client.sync.resources.ssh_keys import SshKeys
-from mooring_client.sync.resources.users import Users
 from mooring_client.sync.transport import Transport
+
+if TYPE_CHECKING:
+    from mooring_client.sync.resources.api_keys import ApiKeys
+    from mooring_client.sync.resources.audit import Audit
+    from mooring_client.sync.resources.events import Events
+    from mooring_client.sync.resources.gpus import Gpus
+    from mooring_client.sync.resources.instance_groups import InstanceGroups
+    from mooring_client.sync.resources.instances import Instances
+    from mooring_client.sync.resources.nodes import Nodes
+    from mooring_client.sync.resources.projects import Projects
+    from mooring_client.sync.resources.queue import PendingQueue
+    from mooring_client.sync.resources.registries import Registries
+    from mooring_client.sync.resources.reservations import Reservations
+    from mooring_client.sync.resources.secrets import Secrets
+    from mooring_client.sync.resources.service import Service
+    from mooring_client.sync.resources.ssh_keys import SshKeys
+    from mooring_client.sync.resources.users import Users
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 DEFAULT_RETRIES: Final = 2
@@ -59,21 +65,125 @@ class Mooring:
     ) -> None:
         self.endpoint = resolve(url, api_key, context)
         self._transport = Transport(self.endpoint, timeout_s, max_retries, reconnect_s, http)
-        self.api_keys = ApiKeys(self._transport)
-        self.audit = Audit(self._transport)
-        self.events = Events(self._transport)
-        self.gpus = Gpus(self._transport)
-        self.instance_groups = InstanceGroups(self._transport)
-        self.instances = Instances(self._transport)
-        self.nodes = Nodes(self._transport)
-        self.projects = Projects(self._transport)
-        self.queue = PendingQueue(self._transport)
-        self.registries = Registries(self._transport)
-        self.reservations = Reservations(self._transport)
-        self.secrets = Secrets(self._transport)
-        self.service = Service(self._transport)
-        self.ssh_keys = SshKeys(self._transport)
-        self.users = Users(self._transport)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        extra_s: float = 0,
+    ) -> Any:
+        """Send any request, and return the JSON of the answer as it is; None: the answer has no body.
+
+        Args:
+            path: with all IDs quoted; `calls.path` does that.
+            extra_s: how long the answer may take beyond the client's timeout.
+        """
+        return self._transport.send(
+            Call(
+                operation="",
+                method=method,
+                path=path,
+                read=_json,
+                params=params or {},
+                body=body,
+                headers=headers or {},
+                extra_s=extra_s,
+            )
+        )
+
+    @cached_property
+    def api_keys(self) -> "ApiKeys":
+        from mooring_client.sync.resources.api_keys import ApiKeys
+
+        return ApiKeys(self._transport)
+
+    @cached_property
+    def audit(self) -> "Audit":
+        from mooring_client.sync.resources.audit import Audit
+
+        return Audit(self._transport)
+
+    @cached_property
+    def events(self) -> "Events":
+        from mooring_client.sync.resources.events import Events
+
+        return Events(self._transport)
+
+    @cached_property
+    def gpus(self) -> "Gpus":
+        from mooring_client.sync.resources.gpus import Gpus
+
+        return Gpus(self._transport)
+
+    @cached_property
+    def instance_groups(self) -> "InstanceGroups":
+        from mooring_client.sync.resources.instance_groups import InstanceGroups
+
+        return InstanceGroups(self._transport)
+
+    @cached_property
+    def instances(self) -> "Instances":
+        from mooring_client.sync.resources.instances import Instances
+
+        return Instances(self._transport)
+
+    @cached_property
+    def nodes(self) -> "Nodes":
+        from mooring_client.sync.resources.nodes import Nodes
+
+        return Nodes(self._transport)
+
+    @cached_property
+    def projects(self) -> "Projects":
+        from mooring_client.sync.resources.projects import Projects
+
+        return Projects(self._transport)
+
+    @cached_property
+    def queue(self) -> "PendingQueue":
+        from mooring_client.sync.resources.queue import PendingQueue
+
+        return PendingQueue(self._transport)
+
+    @cached_property
+    def registries(self) -> "Registries":
+        from mooring_client.sync.resources.registries import Registries
+
+        return Registries(self._transport)
+
+    @cached_property
+    def reservations(self) -> "Reservations":
+        from mooring_client.sync.resources.reservations import Reservations
+
+        return Reservations(self._transport)
+
+    @cached_property
+    def secrets(self) -> "Secrets":
+        from mooring_client.sync.resources.secrets import Secrets
+
+        return Secrets(self._transport)
+
+    @cached_property
+    def service(self) -> "Service":
+        from mooring_client.sync.resources.service import Service
+
+        return Service(self._transport)
+
+    @cached_property
+    def ssh_keys(self) -> "SshKeys":
+        from mooring_client.sync.resources.ssh_keys import SshKeys
+
+        return SshKeys(self._transport)
+
+    @cached_property
+    def users(self) -> "Users":
+        from mooring_client.sync.resources.users import Users
+
+        return Users(self._transport)
 
     def close(self) -> None:
         """Close the connections."""
@@ -86,3 +196,7 @@ class Mooring:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _json(content: bytes) -> Any:
+    return from_json(content) if content else None

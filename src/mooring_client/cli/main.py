@@ -1,0 +1,94 @@
+"""The `mooring` command: finds the command, runs it, and turns failures into messages and exit codes.
+
+Every command is imported only when it runs. `mooring --help` needs none of them: the table of commands has
+their short descriptions. The server's distribution adds its own table by an entry point.
+"""
+
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from mooring_client.cli.commands import COMMANDS, Section
+from mooring_client.cli.exits import reported
+
+ENTRY_POINTS: Final = "mooring.commands"
+
+
+def sections() -> list[Section]:
+    """The commands of the client, and those of other distributions that are installed."""
+    found = list(COMMANDS)
+    for entry in entry_points(group=ENTRY_POINTS):
+        found += entry.load()
+    return found
+
+
+class LazyGroup(TyperGroup):
+    """A group that imports a command when it is used."""
+
+    sections: list[Section]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for section in self.sections for name in section.commands]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        for section in self.sections:
+            if cmd_name in section.commands:
+                return _load(cmd_name, section.commands[cmd_name].target)
+        return None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for section in self.sections:
+            with formatter.section(section.title):
+                formatter.write_dl([(name, each.help) for name, each in section.commands.items()])
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        from typer._click.shell_completion import CompletionItem
+
+        return [
+            CompletionItem(name, help=each.help)
+            for section in self.sections
+            for name, each in section.commands.items()
+            if name.startswith(incomplete)
+        ]
+
+
+def _load(name: str, target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    app = getattr(import_module(module), attribute)
+    if isinstance(app, typer.Typer):
+        command = typer.main.get_command(app)
+    else:
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(name)(app)
+        command = typer.main.get_command(single)
+    command.name = name
+    return command
+
+
+def build() -> LazyGroup:
+    """The whole command."""
+    from mooring_client.cli.session import root_options
+
+    app = typer.Typer(
+        cls=LazyGroup,
+        name="mooring",
+        help="GPU-as-a-Service on the GPU servers you own.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(root_options)
+    group = typer.main.get_command(app)
+    assert isinstance(group, LazyGroup)
+    group.sections = sections()
+    return group
+
+
+def main() -> None:
+    """Run the command of this process, and exit with its code."""
+    with reported():
+        build().main(prog_name="mooring", standalone_mode=True)

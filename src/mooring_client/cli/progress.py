@@ -1,0 +1,31 @@
+"""Progress of a start on stderr: one line that changes in a terminal, a line per change elsewhere."""
+
+import os
+import sys
+
+
+class Progress:
+    """Shows the latest of several messages."""
+
+    def __init__(self) -> None:
+        self._rewrites = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._last = ""
+
+    def show(self, message: str) -> None:
+        """Replace the message."""
+        if message == self._last:
+            return
+        self._last = message
+        if self._rewrites:
+            width = os.get_terminal_size(sys.stderr.fileno()).columns
+            sys.stderr.write(f"\r\x1b[K{message[: max(10, width - 1)]}")
+            sys.stderr.flush()
+        else:
+            print(message, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Remove the message from a terminal: what follows is the program's output."""
+        if self._rewrites and self._last:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+        self._last = ""

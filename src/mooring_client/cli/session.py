@@ -1,0 +1,87 @@
+"""What all commands share: the options before the command, the client, and names instead of IDs."""
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mooring_client.errors import NotFound
+
+if TYPE_CHECKING:
+    from mooring_client.sync.client import Mooring
+
+
+@dataclass
+class _Options:
+    context: str | None = None
+    project: str | None = None
+
+
+_options = _Options()
+_IDS = {"instance": "ins_", "node": "nod_", "project": "prj_", "group": "grp_"}
+
+
+def root_options(
+    context: Annotated[
+        str | None, typer.Option("--context", help="the context to use; see `mooring login`")
+    ] = None,
+    project: Annotated[
+        str | None, typer.Option("--project", "-p", help="name or ID of the project to work in")
+    ] = None,
+) -> None:
+    """GPU-as-a-Service on the GPU servers you own."""
+    _options.context, _options.project = context, project
+
+
+def connect(**settings: Any) -> "Mooring":
+    """A client of the chosen server. Commands use it in a `with` statement.
+
+    Args:
+        settings: those of `Mooring`, such as `timeout_s`.
+
+    Raises:
+        NotConfigured: there is no server or no key.
+    """
+    from mooring_client.sync.client import Mooring
+
+    return Mooring(context=_options.context, **settings)
+
+
+def project_id(client: "Mooring") -> str | None:
+    """The ID of the chosen project; None: the key's own, or the default project.
+
+    Raises:
+        NotFound: there is no such project, or you cannot see it.
+    """
+    wanted = _options.project or client.endpoint.project
+    if wanted is None or wanted.startswith(_IDS["project"]):
+        return wanted
+    for project in client.projects.list(name=wanted):
+        return project.id
+    raise NotFound(f"there is no project {wanted!r} that you can see")
+
+
+def find_instance(client: "Mooring", reference: str) -> dict[str, Any]:
+    """The instance with this ID or name, as JSON. Of several with the name, the one that has not ended.
+
+    Raises:
+        NotFound: there is none.
+    """
+    from mooring_client.calls import path
+
+    if reference.startswith(_IDS["instance"]):
+        return dict(client.request("GET", path("/v1/instances/{}", reference)))
+    params = {"name": reference, "project_id": project_id(client)}
+    found = client.request("GET", "/v1/instances", params={k: v for k, v in params.items() if v})["items"]
+    if not found:
+        raise NotFound(f"there is no instance {reference!r}; `mooring ps -a` lists all")
+    return next((each for each in found if each["state"] not in ENDED), dict(found[0]))
+
+
+ENDED = frozenset({"stopped", "succeeded", "failed"})
+
+
+def say(message: str) -> None:
+    """Print a message for the user: on stderr, so that stdout has only data."""
+    print(message, file=sys.stderr, flush=True)
