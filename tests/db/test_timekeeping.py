@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import insert
 from typer.testing import CliRunner
 
-from mooring.cli.main import app
 from mooring.db import timekeeping
 from mooring.db.clock import ServiceClock
 from mooring.db.session import Database
 from mooring.db.signals import Signals
 from mooring.db.tables import Event
+from mooring_client.cli.main import app
 
 NOW_S = datetime(2026, 11, 24, tzinfo=UTC).timestamp()
 

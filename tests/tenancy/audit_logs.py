@@ -5,11 +5,11 @@ from typing import Any
 from sqlalchemy import func, select, text
 from typer.testing import CliRunner
 
-from mooring.cli.main import app
 from mooring.control.audit import verification
 from mooring.control.audit.verification import VerificationReport
 from mooring.db.session import Database
 from mooring.db.tables import AuditEntry, AuditHead, AuditLink
+from mooring_client.cli.main import app
 from tests.service import RunningService
 from tests.testbed.waiting import wait_until
 

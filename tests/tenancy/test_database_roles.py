@@ -10,10 +10,10 @@ from psycopg import errors
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from mooring.cli.main import app
 from mooring.db import migrate, roles
 from mooring.loops.loop import Loop
 from mooring.server import open_control_plane
+from mooring_client.cli.main import app
 from tests.nodes import status
 from tests.service import RunningService, running, settings_for
 from tests.tenancy.audit_logs import await_links, verified

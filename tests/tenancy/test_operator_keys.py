@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mooring.cli.main import app
 from mooring.control.audit import signing_keys
 from mooring.control.tenants import encryption
 from mooring.settings import Settings
+from mooring_client.cli.main import app
 from tests.service import settings_for
 from tests.tenancy.operator_keys import NEW, OLD, settings_with, start_and_stop
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 _CLONE_NEWNET = 0x40000000
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["mooring.cli.main", "mooring.cli.up", "mooring.agent.main"])
+_CONTEXT.set_forkserver_preload(["mooring_client.cli.main", "mooring.cli.up", "mooring.agent.main"])
 
 
 class ForkedProcess:
@@ -57,7 +57,7 @@ class ForkedProcess:
 
 def _run(command: list[str], environment: Mapping[str, str], log: Path, network: Path | None) -> None:
     """Become what `mooring COMMAND…` would be after an exec."""
-    from mooring.cli.main import app  # noqa: PLC0415  imported by the parent
+    from mooring_client.cli.main import app  # noqa: PLC0415  imported by the parent
 
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(output, 1)

@@ -20,7 +20,7 @@ from {module} import {name}
 def fail(*_arguments):
     raise RuntimeError("an unexpected exception")
 {name}.{function} = fail
-from mooring.cli.main import app
+from mooring_client.cli.main import app
 app([{command!r}])
 """
 

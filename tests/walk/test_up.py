@@ -17,7 +17,7 @@ import httpx
 import psutil
 from typer.testing import CliRunner
 
-from mooring.cli.main import app
+from mooring_client.cli.main import app
 from tests.service import Client
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.nvml.standin import NvmlStandin

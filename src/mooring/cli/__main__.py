@@ -1,5 +1,5 @@
 """`python -m mooring.cli`: the `mooring` command without an installed script."""
 
-from mooring.cli.main import app
+from mooring_client.cli.main import main
 
-app()
+main()

@@ -17,7 +17,7 @@ Loaded = TypeVar("Loaded")
 # A restart does not help: let systemd not try (RestartPreventExitStatus).
 EXIT_DAMAGED: Final = 6
 
-# As in main.py, functions import what they run: an agent must not load the control plane into memory.
+# As in services.py, functions import what they run: an agent must not load the control plane into memory.
 
 
 def _settings_with_private_files() -> "Settings":

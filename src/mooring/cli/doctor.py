@@ -17,20 +17,21 @@ from mooring.agent.host.preflight_pulls import downloads
 from mooring.agent.nvml.types import NodeFault, NvmlInventory
 from mooring.agent.runtime import RuntimeUnavailable
 from mooring.agent.settings import AgentSettings
+from mooring.cli.common import read_settings
 
 _GPU_TIMEOUT_S: Final = 15.0
 _MARKS: Final = {True: ("ok  ", "green"), None: ("warn", "yellow"), False: ("FAIL", "red")}
 
 
-def examine(settings: AgentSettings) -> int:
-    """Print every check. Return the exit status: 1 if any failed."""
-    results = _checks(settings)
+def doctor() -> None:
+    """Check whether this machine can be a node, and say how to fix what fails."""
+    results = _checks(read_settings(AgentSettings))
     for check in results:
         _print(check)
     failed = sum(check.ok is False for check in results)
     warned = sum(check.ok is None for check in results)
     typer.echo(f"\n{len(results)} checks, {failed} failed, {warned} warnings")
-    return 1 if failed else 0
+    raise typer.Exit(1 if failed else 0)
 
 
 def _checks(settings: AgentSettings) -> list[Check]:

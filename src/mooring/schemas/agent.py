@@ -10,7 +10,7 @@ from mooring.core.instance.state import Phase
 from mooring.core.node import NodeFacts
 from mooring.schemas.agent_streams import StreamRequest
 from mooring.schemas.peer import Peer
-from mooring_client.schemas.gpus import Sample
+from mooring_client.schemas.gpus import LONGEST_LIST, Sample
 from mooring_client.schemas.nodes import Orphan
 from mooring_client.schemas.spec import InstanceSpec, SecurityProfile
 from mooring_client.schemas.states import Reason

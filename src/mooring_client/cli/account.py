@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+import mooring_client
 from mooring_client.cli.output import Format, FormatOption, show_one
 from mooring_client.cli.session import connect, say
 from mooring_client.endpoint import DEFAULT_URL, Config, checked_url, config_file, read_config
@@ -112,3 +113,8 @@ def docker_context(
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as output:
         json.dump(found["config.json"], output, indent=2)
     print(f"export DOCKER_CONFIG={target} DOCKER_HOST={found['host']}")
+
+
+def version() -> None:
+    """Print the version of this program; that of the server is in GET /v1/versions."""
+    print(mooring_client.__version__)

@@ -50,7 +50,7 @@ class Attached:
         work = _Background(self._show)
         while True:
             try:
-                exit_code = work.result()
+                exit_code: int = work.result()
                 break
             except KeyboardInterrupt:
                 if self._stopping:

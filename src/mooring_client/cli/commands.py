@@ -20,10 +20,15 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Commands under one title of the help."""
+    """Commands under one title of the help.
+
+    Attributes:
+        prepare: `module:function` to call before any of these commands is imported.
+    """
 
     title: str
     commands: Mapping[str, Entry]
+    prepare: str | None = None
 
 
 _CLI: Final = "mooring_client.cli"
@@ -73,6 +78,7 @@ COMMANDS: Final = (
             "completion": Entry(
                 f"{_CLI}.completion:completion", "Print the completion script of your shell."
             ),
+            "version": Entry(f"{_CLI}.account:version", "Print the version."),
         },
     ),
 )

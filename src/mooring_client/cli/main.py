@@ -4,6 +4,7 @@ Every command is imported only when it runs. `mooring --help` needs none of them
 their short descriptions. The server's distribution adds its own table by an entry point.
 """
 
+from functools import cached_property
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Final
@@ -13,6 +14,7 @@ from typer.core import TyperGroup
 
 from mooring_client.cli.commands import COMMANDS, Section
 from mooring_client.cli.exits import reported
+from mooring_client.cli.session import root_options
 
 ENTRY_POINTS: Final = "mooring.commands"
 
@@ -28,7 +30,9 @@ def sections() -> list[Section]:
 class LazyGroup(TyperGroup):
     """A group that imports a command when it is used."""
 
-    sections: list[Section]
+    @cached_property
+    def sections(self) -> list[Section]:
+        return sections()
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for section in self.sections for name in section.commands]
@@ -36,7 +40,9 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         for section in self.sections:
             if cmd_name in section.commands:
-                return _load(cmd_name, section.commands[cmd_name].target)
+                if section.prepare:
+                    _attribute(section.prepare)()
+                return _command(cmd_name, _attribute(section.commands[cmd_name].target))
         return None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -55,40 +61,36 @@ class LazyGroup(TyperGroup):
         ]
 
 
-def _load(name: str, target: str) -> Any:
-    module, _, attribute = target.partition(":")
-    app = getattr(import_module(module), attribute)
-    if isinstance(app, typer.Typer):
-        command = typer.main.get_command(app)
+def _attribute(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _command(name: str, target: Any) -> Any:
+    if isinstance(target, typer.Typer):
+        target.rich_markup_mode = None  # the plain help; rich would take 100 ms
+        command = typer.main.get_command(target)
     else:
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(name)(app)
+        single.command(name)(target)
         command = typer.main.get_command(single)
     command.name = name
     return command
 
 
-def build() -> LazyGroup:
-    """The whole command."""
-    from mooring_client.cli.session import root_options
-
-    app = typer.Typer(
-        cls=LazyGroup,
-        name="mooring",
-        help="GPU-as-a-Service on the GPU servers you own.",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-    )
-    app.callback()(root_options)
-    group = typer.main.get_command(app)
-    assert isinstance(group, LazyGroup)
-    group.sections = sections()
-    return group
+app = typer.Typer(
+    cls=LazyGroup,
+    name="mooring",
+    help="GPU-as-a-Service on the GPU servers you own.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.callback()(root_options)
 
 
 def main() -> None:
     """Run the command of this process, and exit with its code."""
     with reported():
-        build().main(prog_name="mooring", standalone_mode=True)
+        app(prog_name="mooring")

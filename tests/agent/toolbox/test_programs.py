@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from mooring.agent.toolbox import programs
 from mooring.agent.toolbox.archive import Content, Files, Link, Program, digest, packed, same_as_archive
 from mooring.agent.toolbox.programs import BUSYBOX, PROGRAMS, USERS, ToolboxError, collect
-from mooring.cli.main import app
+from mooring_client.cli.main import app
 from tests.testbed.toolbox import toolbox_files
 
 FILES: Files = {"bin/sh": Program(b"x"), "etc/group": Content(b"y"), "applets/ls": Link("../bin/sh")}
