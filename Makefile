@@ -60,8 +60,8 @@ clean: ## remove generated files and .venv, but not your data in .mooring
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Marker files, so that .venv is updated only when a pin changes.
-.venv/.run: requirements.txt requirements-build.txt pyproject.toml
+.venv/.run: requirements.txt requirements-build.txt pyproject.toml client/pyproject.toml
 	scripts/venv.sh run
 
-.venv/.dev: requirements-dev.txt pyproject.toml
+.venv/.dev: requirements-dev.txt pyproject.toml client/pyproject.toml
 	scripts/venv.sh dev

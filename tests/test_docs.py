@@ -127,7 +127,10 @@ def test_decisions_are_numbered_without_gaps() -> None:
 
 def test_every_dependency_has_a_reason() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    requirements = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    client = tomllib.loads((ROOT / "client" / "pyproject.toml").read_text())["project"]
+    requirements = [
+        *project["dependencies"], *client["dependencies"], *project["optional-dependencies"]["dev"]
+    ]  # fmt: skip
     names = [re.split(r"[><=;\s]", requirement)[0] for requirement in requirements]
     reasons = next(path for path in DECISIONS if path.name.startswith("0002")).read_text()
     assert [name for name in names if name not in reasons] == []

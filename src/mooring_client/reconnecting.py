@@ -7,6 +7,7 @@ from typing import Final
 from mooring_client.errors import MooringError
 from mooring_client.failures import ConnectionFailed
 
+DEFAULT_RECONNECT_S: Final = 60.0
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
 # Streams have a keepalive every 15 s.
@@ -14,7 +15,7 @@ SILENT_S: Final = 45.0
 
 
 class Reconnecting:
-    """Pauses that double while the server cannot be reached, until it has been away for too long."""
+    """Pauses that double while the server cannot be reached, for a limited time."""
 
     def __init__(self, give_up_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._give_up_after_s, self._clock = give_up_after_s, clock
@@ -30,7 +31,7 @@ class Reconnecting:
 
         Raises:
             MooringError, ConnectionFailed: the failure itself, if no later connection can succeed, or the
-                server has been away for too long.
+                server could not be reached for too long.
         """
         is_final = isinstance(failure, MooringError) and not failure.retryable
         if is_final or self._clock() - self._since > self._give_up_after_s:

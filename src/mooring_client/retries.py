@@ -41,7 +41,7 @@ class Attempts:
             return pause_s
         if asked_s > LONGEST_RETRY_AFTER_S:
             raise failure
-        # Not all clients come back in the same moment.
+        # Not all clients come back at the same time.
         return asked_s + pause_s
 
 

@@ -43,6 +43,13 @@ def page(database: Database, after: int, limit: int = 200) -> Page:
         return events.page(session, after=after, limit=limit, complete_to=complete_to)
 
 
+def newest_complete_seq(database: Database) -> int:
+    with database.read() as session:
+        complete_to = event_order.complete_to(session)
+    with database.read() as session:
+        return events.newest_complete_seq(session, complete_to)
+
+
 def names(found: Page) -> list[str]:
     return [row.data["name"] for row in found.events]
 
@@ -54,12 +61,14 @@ def test_an_event_is_held_back_until_those_before_it_are_committed(
     with database.write() as session:
         append(session, "before")
     meanwhile: list[Page] = []
+    newest: list[int] = []
 
     def commit_another(_session: Session) -> None:
         with database.write() as second:
             second.execute(text("SET LOCAL lock_timeout = '1s'"))
             append(second, "second")
         meanwhile.append(page(database, 0))
+        newest.append(newest_complete_seq(database))
         if is_rolled_back:
             raise RuntimeError("rolled back")
 
@@ -70,6 +79,7 @@ def test_an_event_is_held_back_until_those_before_it_are_committed(
     except RuntimeError:
         assert is_rolled_back
     assert (names(meanwhile[0]), meanwhile[0].held_back) == (["before"], True)
+    assert newest == [meanwhile[0].events[-1].seq]  # a reader that starts here will get those after it
     later = page(database, 0)
     expected = ["before", "second"] if is_rolled_back else ["before", "first", "second"]
     assert (names(later), later.held_back) == (expected, False)

@@ -4,6 +4,7 @@ Several transactions append at a time, so an event may be committed before one w
 the events up to the first that is not committed yet: see `event_order`.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -185,7 +186,20 @@ def _require_no_gap(session: Session, after: int) -> None:
 
 
 def newest_seq(session: Session) -> int:
+    """The `seq` of the newest event; 0: there is none. An event before it may not be committed yet."""
     return session.scalar(select(func.max(Event.seq))) or 0
+
+
+def newest_complete_seq(session: Session, complete_to: float) -> int:
+    """The `seq` after which to read, to get all later events and none of the earlier ones.
+
+    Args:
+        complete_to: as for `page`.
+    """
+    query = select(func.max(Event.seq))
+    if complete_to != math.inf:
+        query = query.where(Event.seq <= complete_to)
+    return session.scalar(query) or session.scalar(select(ControlPlane.events_purged_to)) or 0
 
 
 def seq_before(session: Session, at: datetime) -> int:
@@ -252,8 +266,3 @@ def _record_deletion(session: Session, seqs: Sequence[int]) -> None:
         stored, last = ControlPlane.events_purged_to, max(seqs)
         is_behind = stored.is_(None) | (stored < last)
         session.execute(update(ControlPlane).where(is_behind).values(events_purged_to=last))
-
-
-def last_seq(session: Session) -> int:
-    """The number of the newest event; 0: there is none."""
-    return session.scalar(select(func.max(Event.seq))) or 0

@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from mooring_client.aio.transport import AsyncTransport
 from mooring_client.calls import Call
 from mooring_client.endpoint import resolve
+from mooring_client.reconnecting import DEFAULT_RECONNECT_S
 
 if TYPE_CHECKING:
     from mooring_client.aio.resources.api_keys import AsyncApiKeys
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 DEFAULT_RETRIES: Final = 2
-DEFAULT_RECONNECT_S: Final = 60.0
 
 
 class AsyncMooring:
@@ -44,7 +44,7 @@ class AsyncMooring:
         url, api_key, context: None: from the environment or the current context; see endpoint.py.
         timeout_s: how long the server may be silent during a request.
         max_retries: how often a failed request is repeated; every repetition is safe.
-        reconnect_s: how long the server may be away while logs or events are followed.
+        reconnect_s: how long to try to reach the server again while logs or events are followed.
         http: an HTTP client with settings of its own, such as a proxy; it is closed with this client.
 
     Raises:

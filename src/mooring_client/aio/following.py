@@ -28,7 +28,7 @@ async def follow(
 
     Raises:
         MooringError: what the server answered, or the reason for which it ended the stream.
-        ConnectionFailed: the server was away for longer than the client's `reconnect_s`.
+        ConnectionFailed: the server could not be reached for longer than the client's `reconnect_s`.
     """
     reconnecting = Reconnecting(transport.reconnect_s)
     while True:

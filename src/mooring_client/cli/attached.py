@@ -1,6 +1,7 @@
 """An attached instance: its start, its output, its input, and Ctrl-C."""
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -8,13 +9,15 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from mooring_client.calls import path
-from mooring_client.cli.exits import Exit
+from mooring_client.cli.exits import Exit, message_of
+from mooring_client.cli.foreground import foreground
 from mooring_client.cli.instances import end_of
 from mooring_client.cli.progress import Progress
 from mooring_client.cli.session import ENDED, say
-from mooring_client.cli.terminal import Input, raw_terminal, terminal_size
-from mooring_client.errors import MooringError, NotFound
-from mooring_client.failures import ClientFailure, StreamInterrupted
+from mooring_client.cli.terminal import copy_input, raw_terminal, terminal_size
+from mooring_client.errors import InvalidTransition, MooringError, NotFound
+from mooring_client.failures import ClientFailure, ConnectionFailed, StreamInterrupted
+from mooring_client.reconnecting import DEFAULT_RECONNECT_S, Reconnecting
 from mooring_client.stream_messages import Channel
 
 if TYPE_CHECKING:
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 _POLL_S: Final = 1
 # A forecast costs the server as much as ten reads.
 _FORECAST_EVERY_S: Final = 10.0
+# The kernel first sends the signal of Ctrl-C, and then discards the terminal's output (`isig` in n_tty.c).
+_FLUSHED_AFTER_S: Final = 0.02
+_REPEATED: Final = 10
 
 
 class Attached:
@@ -44,61 +50,79 @@ class Attached:
         self._forecast: str | None = None
         self._forecast_at = 0.0
         self._stopping = False
+        self._command: Command | None = None
 
     def run(self) -> int:
         """Show the instance until its end; return the exit code."""
-        work = _Background(self._show)
-        while True:
-            try:
-                exit_code: int = work.result()
-                break
-            except KeyboardInterrupt:
-                if self._stopping:
-                    self._progress.end()
-                    say(f"mooring: detached; {self._name} goes on: `mooring logs -f {self._name}`")
-                    return Exit.INTERRUPTED
-                self._stopping = True
-                self._stop()
+        try:
+            exit_code = foreground(
+                self._show, {signal.SIGINT: self._interrupted, signal.SIGWINCH: self._resized}
+            )
+        except _Detached:
+            say(f"mooring: detached; {self._name} goes on: `mooring logs -f {self._name}`")
+            return Exit.INTERRUPTED
         if self._remove:
             with suppress(NotFound):
                 self._client.instances.delete(self._id)
         return exit_code
 
-    def _stop(self) -> None:
+    def _interrupted(self) -> None:
+        time.sleep(_FLUSHED_AFTER_S)
         self._progress.end()
+        if self._stopping:
+            raise _Detached
+        self._stopping = True
         say(f"mooring: stopping {self._name}; Ctrl-C again leaves it running")
-        with suppress(MooringError):  # it has ended already
+        # In a thread of its own, so that a second Ctrl-C need not wait for the server.
+        threading.Thread(target=self._stop, name="stop", daemon=True).start()
+
+    def _stop(self) -> None:
+        try:
             self._client.instances.stop(self._id)
+        except InvalidTransition:
+            return  # it has ended already
+        except (MooringError, ClientFailure) as failure:
+            say(message_of(failure))
+
+    def _resized(self) -> None:
+        if self._tty and self._command is not None:
+            self._command.resize(*terminal_size())
 
     def _show(self) -> int:
-        if (instance := self._started()) is None:
-            return Exit.ERROR
+        if not self._started():
+            return Exit.INTERRUPTED if self._stopping else Exit.ERROR
         try:
             size = terminal_size() if self._tty else (None, None)
             with self._client.instances.attach(
                 self._id, stdin=self._stdin, width=size[0], height=size[1]
             ) as found:
+                self._command = found
                 self._copy(found)
-                return Exit.ERROR if found.exit_code is None else found.exit_code
-        except (StreamInterrupted, MooringError) as failure:
-            return self._without_stream(failure, instance)
+                return end_of(self._client, self._id) if found.exit_code is None else found.exit_code
+        except (StreamInterrupted, ConnectionFailed, MooringError) as failure:
+            return self._without_stream(failure)
 
-    def _started(self) -> Any:
-        """Wait until the instance has started, and show what it waits for. None: it ended before."""
-        url = path("/v1/instances/{}/wait", self._id)
+    def _started(self) -> bool:
+        """Wait until the instance has started, and show what it waits for. False: it ended before."""
+        url, params = path("/v1/instances/{}/wait", self._id), {"state": "running", "timeout_s": _POLL_S}
+        reconnecting = Reconnecting(DEFAULT_RECONNECT_S)
         while True:
-            answer = self._client.request(
-                "GET", url, params={"state": "running", "timeout_s": _POLL_S}, extra_s=_POLL_S
-            )
+            try:
+                answer = self._client.request("GET", url, params=params, extra_s=_POLL_S)
+                reconnecting.connected()
+            except ConnectionFailed as failure:
+                self._progress.show(f"{failure}; trying again")
+                time.sleep(reconnecting.pause_after(failure))
+                continue
             instance = answer["instance"]
             if answer["reached"] or instance["exit_code"] is not None:
                 self._progress.end()
-                return instance
+                return True
             if instance["state"] in ENDED:
                 self._progress.end()
                 reason = instance["reason"] or {"message": "no reason is known"}
                 say(f"mooring: {self._name} {instance['state']} before it ran: {reason['message']}")
-                return None
+                return False
             self._progress.show(self._waits(instance))
 
     def _waits(self, instance: Any) -> str:
@@ -125,16 +149,16 @@ class Attached:
             if self._tty:
                 exits.enter_context(raw_terminal())
             if self._stdin:
-                exits.enter_context(Input(command, tty=self._tty))
+                copy_input(command)
             for channel, data in command:
                 write_all(outputs[channel], data)
 
-    def _without_stream(self, failure: MooringError | StreamInterrupted, instance: Any) -> int:
+    def _without_stream(self, failure: MooringError | ClientFailure) -> int:
         """Show the rest from the logs, which continue after a lost connection."""
-        say(f"mooring: {failure}; continuing from the logs")
-        with suppress(MooringError, ClientFailure):
-            for line in self._client.instances.follow_logs(self._id, tail=0):
-                print(line.line, file=sys.stderr if line.stream == "stderr" else sys.stdout, flush=True)
+        say(f"mooring: {failure}; continuing from the logs, with the last {_REPEATED} lines again")
+        say(f"mooring: the whole output: mooring logs --tail 10000 {self._name}")
+        for line in self._client.instances.follow_logs(self._id, tail=_REPEATED):
+            print(line.line, file=sys.stderr if line.stream == "stderr" else sys.stdout, flush=True)
         return end_of(self._client, self._id)
 
 
@@ -145,27 +169,5 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-class _Background:
-    """A function in a thread, so that Ctrl-C in the main thread does not interrupt it in the middle."""
-
-    def __init__(self, act: Any) -> None:
-        self._ended = threading.Event()
-        self._found: Any = None
-        self._failure: BaseException | None = None
-        self._act = act
-        threading.Thread(target=self._run, name="attached", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self._found = self._act()
-        except BaseException as failure:
-            self._failure = failure
-        finally:
-            self._ended.set()
-
-    def result(self) -> Any:
-        """Wait for the result. Raises what the function raised, or KeyboardInterrupt."""
-        self._ended.wait()
-        if self._failure is not None:
-            raise self._failure
-        return self._found
+class _Detached(Exception):
+    """The user left the instance running."""

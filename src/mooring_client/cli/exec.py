@@ -1,6 +1,8 @@
 """`mooring exec`: a command in a running instance."""
 
+import signal
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Annotated
 
@@ -28,11 +30,12 @@ def exec_command(
     mooring exec -it train-1 -- bash
     """
     from mooring_client.cli.attached import write_all
-    from mooring_client.cli.terminal import Input, raw_terminal, terminal_size
+    from mooring_client.cli.foreground import foreground
+    from mooring_client.cli.terminal import copy_input, raw_terminal, require_terminal, terminal_size
     from mooring_client.stream_messages import Channel
 
-    if tty and not sys.stdin.isatty():
-        raise typer.BadParameter("there is no terminal here; leave out -t", param_hint="--tty")
+    if tty:
+        require_terminal()
     width, height = terminal_size() if tty else (None, None)
     outputs = {Channel.STDOUT: sys.stdout.fileno(), Channel.STDERR: sys.stderr.fileno()}
     with connect() as client, ExitStack() as exits:
@@ -50,10 +53,16 @@ def exec_command(
                 height=height,
             )
         )
+        handlers: dict[int, Callable[[], None]] = {}
         if tty:
             exits.enter_context(raw_terminal())
+            handlers[signal.SIGWINCH] = lambda: running.resize(*terminal_size())
         if interactive:
-            exits.enter_context(Input(running, tty=tty))
-        for channel, data in running:
-            write_all(outputs[channel], data)
+            copy_input(running)
+
+        def copy_output() -> None:
+            for channel, data in running:
+                write_all(outputs[channel], data)
+
+        foreground(copy_output, handlers)
     raise typer.Exit(Exit.ERROR if running.exit_code is None else running.exit_code)

@@ -61,8 +61,10 @@ def message_of(failure: MooringError | ClientFailure) -> str:
     """What the user reads: the server's sentence, each invalid field, and the ID for the server's log."""
     lines = [f"mooring: {failure}"]
     if isinstance(failure, MooringError):
-        for item in failure.fields.get("errors", ()):
-            lines.append(f"  {item.get('pointer')}: {item.get('message')}")
+        problems = [
+            f"{item.get('pointer')}: {item.get('message')}" for item in failure.fields.get("errors", ())
+        ]
+        lines += [f"  {problem}" for problem in problems if problem not in lines[0]]
         lines[0] += f" ({failure.code}{f', request {failure.request_id}' if failure.request_id else ''})"
     return "\n".join(lines)
 

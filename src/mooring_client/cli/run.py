@@ -1,6 +1,5 @@
 """`mooring run`: start an instance, show how it waits and starts, and then its output."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -89,6 +88,10 @@ def run(
         "stdin": interactive or None,
         "attach": None if detach else True,
     }
+    if tty and not detach:
+        from mooring_client.cli.terminal import require_terminal
+
+        require_terminal()
     with connect() as client:
         spec["project_id"] = project_id(client)
         given = {field: value for field, value in spec.items() if value is not None}
@@ -118,6 +121,4 @@ def _gpus(
 def _attached(client: "Mooring", created: Any, *, interactive: bool, tty: bool, remove: bool) -> int:
     from mooring_client.cli.attached import Attached
 
-    if tty and not sys.stdin.isatty():
-        raise typer.BadParameter("there is no terminal here; leave out -t", param_hint="--tty")
     return Attached(client, created["id"], created["name"], stdin=interactive, tty=tty, remove=remove).run()

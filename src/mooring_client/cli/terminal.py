@@ -7,13 +7,24 @@ import threading
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
+
+import typer
 
 if TYPE_CHECKING:
     from mooring_client.sync.streams import Command
 
 _CHUNK_BYTES: Final = 32_768
+
+
+def require_terminal() -> None:
+    """Reject `-t` without a terminal.
+
+    Raises:
+        BadParameter: stdin is no terminal.
+    """
+    if not sys.stdin.isatty():
+        raise typer.BadParameter("there is no terminal here; leave out -t", param_hint="--tty")
 
 
 def terminal_size() -> tuple[int, int]:
@@ -34,27 +45,15 @@ def raw_terminal() -> Iterator[None]:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
-class Input:
-    """Copies the input of this process to a command, in a thread, within a `with` block."""
+def copy_input(command: "Command") -> None:
+    """Start a thread that copies the input of this process to a command.
 
-    def __init__(self, command: "Command", *, tty: bool) -> None:
-        self._command, self._tty = command, tty
-        self._thread = threading.Thread(target=self._copy, name="input", daemon=True)
+    It may wait for a key for ever, so it ends only with the input or with the process.
+    """
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """The thread may wait for a key for ever; it ends with the process."""
-
-    def _copy(self) -> None:
-        size = terminal_size() if self._tty else None
+    def copy() -> None:
         while data := os.read(sys.stdin.fileno(), _CHUNK_BYTES):
-            if self._tty and (now := terminal_size()) != size:
-                size = now
-                self._command.resize(*now)
-            self._command.write(data)
-        self._command.close_stdin()
+            command.write(data)
+        command.close_stdin()
+
+    threading.Thread(target=copy, name="input", daemon=True).start()

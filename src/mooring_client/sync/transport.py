@@ -27,7 +27,7 @@ class Transport:
     Args:
         timeout_s: how long the server may be silent during a request.
         max_retries: how often a failed request is repeated.
-        reconnect_s: how long the server may be away while a stream is followed.
+        reconnect_s: how long to try to reach the server again while a stream is followed.
         http: an HTTP client with settings of its own, such as a proxy; it is closed with this object.
     """
 

@@ -209,6 +209,20 @@ def test_old_events_are_deleted_except_the_newest(service: RunningService, clien
     assert client.items("/v1/events")[-1]["seq"] == seqs[3] + 1
 
 
+def test_a_reader_can_start_after_the_newest_event(client: Client, service: RunningService) -> None:
+    assert client.get("/v1/events", params={"newest": True}).json()["last_seq"] == 0
+    client.create(gpus={"count": 64})
+    newest = client.items("/v1/events")[-1]["seq"]
+    answer = client.get("/v1/events", params={"newest": True}).json()
+    assert (answer["items"], answer["last_seq"]) == ([], newest)
+    second = client.create(gpus={"count": 64})
+    later = client.items("/v1/events", after=answer["last_seq"])
+    assert [event["data"]["instance_id"] for event in later] == [second["id"]]
+    # The last event that a stream has had counts more: it continues there.
+    resumed = {"Last-Event-ID": str(newest), "Accept": "application/json"}
+    assert client.get("/v1/events", params={"newest": True}, headers=resumed).json()["items"] == later
+
+
 def test_a_seq_that_no_event_has_is_rejected(client: Client, service: RunningService) -> None:
     """A consumer of a database that was restored to an older state would miss all events up to its number."""
     client.create(gpus={"count": 64})

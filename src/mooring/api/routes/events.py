@@ -47,6 +47,7 @@ async def list_events(
     context: Ctx,
     live: CurrentLiveAccess,
     after: Annotated[int, Query(ge=0, lt=_SEQ_LIMIT, description="last `seq` that you have")] = 0,
+    newest: Annotated[bool, Query(description="start after the newest event, not after `after`")] = False,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     wait_s: Annotated[float, Query(ge=0, le=60, allow_inf_nan=False, description="seconds to wait")] = 0,
     accept: Annotated[str | None, Header(include_in_schema=False)] = None,
@@ -60,6 +61,8 @@ async def list_events(
     ] = None,
 ) -> Response:
     """List events. Returns events after a `seq`, oldest first; `Accept: text/event-stream` streams them."""
+    if newest and last_event_id is None:
+        after = await context.event_pages.newest(context.database, live.access)
     after = _resumed(last_event_id, after)
     if sse.wanted(accept):
         # An expired `after` must be answered 410, before the stream starts.

@@ -121,6 +121,15 @@ class EventPages:
             asyncio.get_running_loop().call_later(_CACHED_S, self._forget, page_key, read)
             return page
 
+    async def newest(self, database: Database, access: Access) -> int:
+        """As `events.newest_complete_seq`.
+
+        Raises:
+            TooManyRequests: as `ProjectTurns.taken`.
+        """
+        async with self._turns.taken(access.caller):
+            return await run_in_threadpool(_newest, database)
+
     def _shared(
         self, page_key: _PageKey, after: int, fired: tuple[int, ...], subscribed_at: float | None
     ) -> Events | None:
@@ -132,6 +141,13 @@ class EventPages:
     def _forget(self, page_key: _PageKey, read: _Read) -> None:
         if self._cached.get(page_key) is read:
             del self._cached[page_key]
+
+
+def _newest(database: Database) -> int:
+    with database.read() as session:
+        complete_to = event_order.complete_to(session)
+    with database.read() as session:
+        return events.newest_complete_seq(session, complete_to)
 
 
 def _page(database: Database, page_key: _PageKey, after: int) -> Events:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
+from mooring.control import event_order
 from mooring.control import events as control_events
 from mooring.control.instances import docker_containers
 from mooring.core.access import Permission
@@ -30,7 +31,8 @@ async def events(call: DockerCall, _match: re.Match[str]) -> None:
     wanted = filters.parsed(params.get("filters"), {"container", "event", "type", "label", "image"})
     since, until = filters.time_of(params.get("since")), filters.time_of(params.get("until"))
     call.access(Permission.READ)
-    last_seq = await call.shared.read(control_events.last_seq)
+    complete_to = await call.shared.read(event_order.complete_to)
+    last_seq = await call.shared.read(partial(control_events.newest_complete_seq, complete_to=complete_to))
     after = last_seq
     if since is not None:
         at = datetime.fromtimestamp(since, UTC)

@@ -14,14 +14,21 @@ class Events(Resource):
     """All changes, in order: `client.events`."""
 
     def page(
-        self, *, after: int | None = None, limit: int | None = None, wait_s: float | None = None
+        self,
+        *,
+        after: int | None = None,
+        newest: bool | None = None,
+        limit: int | None = None,
+        wait_s: float | None = None,
     ) -> EventList:
         """Read events after a `seq`, oldest first.
 
         Args:
+            newest: read after the newest event, not after `after`. The answer's `last_seq` is then where to
+                follow from.
             wait_s: how long to wait for the first one, at most 60.
         """
-        return self._transport.send(_call(after, limit, wait_s))
+        return self._transport.send(_call(after, newest, limit, wait_s))
 
     def follow(self, after: int = 0) -> Iterator[Event]:
         """Yield every event after a `seq`, for ever: each once, in order, also after a lost connection.
@@ -29,16 +36,16 @@ class Events(Resource):
         Raises:
             Gone: the events after this `seq` are no longer stored.
         """
-        for data in follow(self._transport, _call(None, None, None), str(after), ends=False):
+        for data in follow(self._transport, _call(None, None, None, None), str(after), ends=False):
             yield Event.model_validate(data, extra="ignore")
 
 
-def _call(after: int | None, limit: int | None, wait_s: float | None) -> Call[EventList]:
+def _call(after: int | None, newest: bool | None, limit: int | None, wait_s: float | None) -> Call[EventList]:
     return Call(
         operation="list_events",
         method="GET",
         path="/v1/events",
         read=model(EventList),
-        params={"after": after, "limit": limit, "wait_s": wait_s},
+        params={"after": after, "newest": newest, "limit": limit, "wait_s": wait_s},
         extra_s=wait_s or 0,
     )

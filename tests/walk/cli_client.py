@@ -1,0 +1,58 @@
+"""The `mooring` command as a user runs it: as a process, alone or in a terminal."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pexpect
+
+from tests.service import ADMIN_KEY
+from tests.walk.product import clean_environment
+
+WITHIN_S: Final = 30
+
+
+class CliClient:
+    """Runs `mooring` against one server.
+
+    Args:
+        folder: for the configuration of the command, which starts empty.
+    """
+
+    def __init__(self, url: str, folder: Path, key: str = ADMIN_KEY) -> None:
+        self.environment = clean_environment() | {
+            "MOORING_URL": url,
+            "MOORING_API_KEY": key,
+            "MOORING_INSECURE_HTTP": "1",  # the test bed's addresses are not those of this machine's loopback
+            "XDG_CONFIG_HOME": str(folder),
+            "HOME": str(folder),
+        }
+
+    def run(self, *arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        """Run a command without a terminal."""
+        return subprocess.run(
+            self._argv(arguments), env=self.environment, input=given, capture_output=True, timeout=WITHIN_S,
+            check=False,
+        )  # fmt: skip
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a command without a terminal; its streams are pipes."""
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            self._argv(arguments), env=self.environment, stdin=pipe, stdout=pipe, stderr=pipe
+        )
+
+    def terminal(self, *arguments: str) -> "pexpect.spawn[bytes]":
+        """Start a command in a terminal of 80 x 24 characters."""
+        argv = self._argv(arguments)
+        return pexpect.spawn(
+            argv[0],
+            argv[1:],
+            env={**self.environment, "TERM": "xterm"},
+            timeout=WITHIN_S,
+            dimensions=(24, 80),
+        )
+
+    def _argv(self, arguments: tuple[str, ...]) -> list[str]:
+        return [sys.executable, "-m", "mooring.cli", *arguments]
