@@ -29,12 +29,12 @@ def text(name: str) -> str:
     return (ROOT / name).read_text()
 
 
-@pytest.mark.parametrize("name", PINS)
 def test_the_tests_run_this_source_and_no_installed_copy() -> None:
     for package in (mooring, mooring_client):
         assert Path(package.__file__).is_relative_to(ROOT / "src")
 
 
+@pytest.mark.parametrize("name", PINS)
 def test_every_pin_has_hashes_and_no_url(name: str) -> None:
     blocks = re.split(r"^(?=\S)", re.sub(r"^#.*\n", "", text(name), flags=re.MULTILINE), flags=re.MULTILINE)
     assert len(blocks) > 2
