@@ -110,12 +110,12 @@ def test_while_pending_it_says_why_and_ctrl_c_gives_up(cli: CliClient, admin: Cl
 
 
 def test_without_a_terminal_progress_is_one_line_for_each_change(cli: CliClient) -> None:
-    process = cli.start("run", "--name", "big", "--gpus", "64", IMAGE, "--", "true")
-    assert process.stderr is not None
-    line = process.stderr.readline()
-    assert line.startswith(b"big is pending, #1 in the queue: ")
-    process.send_signal(signal.SIGINT)
-    out, more = process.communicate(timeout=WITHIN_S)
+    with cli.start("run", "--name", "big", "--gpus", "64", IMAGE, "--", "true") as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert line.startswith(b"big is pending, #1 in the queue: ")
+        process.send_signal(signal.SIGINT)
+        out, more = process.communicate(timeout=WITHIN_S)
     assert (out, process.returncode) == (b"", 130)
     assert b"\x1b" not in line + more
     assert b"\r" not in line + more
@@ -133,16 +133,17 @@ def test_a_program_that_cannot_be_found_has_the_engines_message(cli: CliClient) 
     assert b"no-such-program" in done.stderr
 
 
-def test_a_lost_server_does_not_end_the_command(cli: CliClient, cluster: Cluster, admin: Client) -> None:
-    process = cli.start(
-        "run", "--name", "long", *SMALL, IMAGE, "--", "sh", "-c", f"echo ready; exec {WAITER}"
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    cluster.server.kill()
-    cluster.server.start()
-    cluster.ready()
-    admin.post(f"/v1/instances/{_instance(admin, 'long')['id']}/stop", json={"timeout_s": 5})
-    _out, messages = process.communicate(timeout=WITHIN_S)
+def test_a_server_that_restarts_does_not_end_the_command(
+    cli: CliClient, cluster: Cluster, admin: Client
+) -> None:
+    command = ("sh", "-c", f"echo ready; exec {WAITER}")
+    with cli.start("run", "--name", "long", *SMALL, IMAGE, "--", *command) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        cluster.server.kill()
+        cluster.server.start()
+        cluster.ready()
+        admin.post(f"/v1/instances/{_instance(admin, 'long')['id']}/stop", json={"timeout_s": 5})
+        _out, messages = process.communicate(timeout=WITHIN_S)
     assert b"continuing from the logs" in messages
     assert process.returncode == _instance(admin, "long")["exit_code"]

@@ -14,7 +14,6 @@
 `run`, `exec`, `ssh` and `wait` end with the exit code of the program in the container.
 """
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,7 +78,3 @@ def reported() -> Iterator[None]:
         sys.exit(exit_of(failure))
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)
-    except BrokenPipeError:
-        # The reader, such as `head`, has what it wants. Python must not try to flush again at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)

@@ -4,6 +4,8 @@ Every command is imported only when it runs. `mooring --help` needs none of them
 their short descriptions. The server's distribution adds its own table by an entry point.
 """
 
+import os
+import sys
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -16,6 +18,7 @@ from mooring_client.cli.commands import COMMANDS, Section
 from mooring_client.cli.exits import reported
 from mooring_client.cli.session import root_options
 
+COMPLETE: Final = "_MOORING_COMPLETE"  # shells set it, as cli/completion.py tells them
 ENTRY_POINTS: Final = "mooring.commands"
 
 
@@ -44,6 +47,16 @@ class LazyGroup(TyperGroup):
                     _attribute(section.prepare)()
                 return _command(cmd_name, _attribute(section.commands[cmd_name].target))
         return None
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            found = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader, such as `head`, has what it wants. Python must not try to flush again at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        return found
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for section in self.sections:
@@ -92,5 +105,9 @@ app.callback()(root_options)
 
 def main() -> None:
     """Run the command of this process, and exit with its code."""
+    if COMPLETE in os.environ:
+        from typer._completion_classes import completion_init
+
+        completion_init()  # typer does it only for its own option, `--install-completion`
     with reported():
-        app(prog_name="mooring")
+        app(prog_name="mooring", complete_var=COMPLETE)
