@@ -18,7 +18,12 @@ class CliClient:
 
     Args:
         folder: for the configuration of the command, which starts empty.
+
+    Attributes:
+        argv: the command without arguments.
     """
+
+    argv = (sys.executable, "-m", "mooring.cli")
 
     def __init__(self, url: str, folder: Path, key: str = ADMIN_KEY) -> None:
         self.environment = clean_environment() | {
@@ -32,7 +37,7 @@ class CliClient:
     def run(self, *arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         """Run a command without a terminal."""
         return subprocess.run(
-            self._argv(arguments), env=self.environment, input=given, capture_output=True, timeout=WITHIN_S,
+            [*self.argv, *arguments], env=self.environment, input=given, capture_output=True, timeout=WITHIN_S,
             check=False,
         )  # fmt: skip
 
@@ -40,12 +45,12 @@ class CliClient:
         """Start a command without a terminal; its streams are pipes."""
         pipe = subprocess.PIPE
         return subprocess.Popen(
-            self._argv(arguments), env=self.environment, stdin=pipe, stdout=pipe, stderr=pipe
+            [*self.argv, *arguments], env=self.environment, stdin=pipe, stdout=pipe, stderr=pipe
         )
 
     def terminal(self, *arguments: str) -> "pexpect.spawn[bytes]":
         """Start a command in a terminal of 80 x 24 characters."""
-        argv = self._argv(arguments)
+        argv = [*self.argv, *arguments]
         return pexpect.spawn(
             argv[0],
             argv[1:],
@@ -53,6 +58,3 @@ class CliClient:
             timeout=WITHIN_S,
             dimensions=(24, 80),
         )
-
-    def _argv(self, arguments: tuple[str, ...]) -> list[str]:
-        return [sys.executable, "-m", "mooring.cli", *arguments]

@@ -1,6 +1,7 @@
 """What all commands share: the options before the command, the client, and names instead of IDs."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +33,16 @@ def root_options(
 ) -> None:
     """GPU-as-a-Service on the GPU servers you own."""
     _options.context, _options.project = context, project
+
+
+def chosen_context() -> str | None:
+    """The context of `--context`."""
+    return _options.context
+
+
+def chosen_project() -> str | None:
+    """The project of `--project`."""
+    return _options.project
 
 
 def connect(**settings: Any) -> "Mooring":
@@ -73,13 +84,18 @@ def find_instance(client: "Mooring", reference: str) -> dict[str, Any]:
     if reference.startswith(_IDS["instance"]):
         return dict(client.request("GET", path("/v1/instances/{}", reference)))
     params = {"name": reference, "project_id": project_id(client)}
-    found = client.request("GET", "/v1/instances", params={k: v for k, v in params.items() if v})["items"]
+    found = client.request("GET", "/v1/instances", params=params)["items"]
     if not found:
         raise NotFound(f"there is no instance {reference!r}; `mooring ps -a` lists all")
-    return next((each for each in found if each["state"] not in ENDED), dict(found[0]))
+    return meant(found)
 
 
 ENDED = frozenset({"stopped", "succeeded", "failed"})
+
+
+def meant(of_one_name: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of several instances with one name, the one that has not ended, or the newest."""
+    return next((each for each in of_one_name if each["state"] not in ENDED), of_one_name[0])
 
 
 def say(message: str) -> None:
