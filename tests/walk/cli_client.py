@@ -36,10 +36,10 @@ class CliClient:
 
     def run(self, *arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         """Run a command without a terminal."""
+        argv, environment = [*self.argv, *arguments], self.environment
         return subprocess.run(
-            [*self.argv, *arguments], env=self.environment, input=given, capture_output=True, timeout=WITHIN_S,
-            check=False,
-        )  # fmt: skip
+            argv, env=environment, input=given, capture_output=True, timeout=WITHIN_S, check=False
+        )
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a command without a terminal; its streams are pipes."""

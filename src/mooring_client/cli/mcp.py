@@ -64,25 +64,25 @@ def build(client: "AsyncMooring", project: str | None) -> "MCPServer":
         tools.wait_for_instance,
         tools.list_queue,
     ):
-        server.add_tool(_told(tool), annotations=_reads())
-    server.add_tool(_told(tools.run_instance), annotations=_changes(destructive=False))
+        server.add_tool(_explained(tool), annotations=_reads())
+    server.add_tool(_explained(tools.run_instance), annotations=_changes(destructive=False))
     for act in (tools.run_command, tools.stop_instance, tools.delete_instance):
-        server.add_tool(_told(act), annotations=_changes(destructive=True))
+        server.add_tool(_explained(act), annotations=_changes(destructive=True))
     return server
 
 
-def _told(tool: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _explained(tool: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """The tool, whose failures are answers that the agent reads, and not faults of this server."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     @wraps(tool)
-    async def told(*arguments: Any, **named: Any) -> Any:
+    async def explained(*arguments: Any, **named: Any) -> Any:
         try:
             return await tool(*arguments, **named)
         except (MooringError, ClientFailure) as failure:
             raise ToolError(message_of(failure)) from None
 
-    return told
+    return explained
 
 
 def _reads() -> Any:
