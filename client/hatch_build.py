@@ -1,6 +1,6 @@
 """Selects the files of the wheel, which are outside of this folder.
 
-`force-include` in pyproject.toml would also copy them into editable installs, where they would hide later changes.
+`force-include` in pyproject.toml would also copy them into editable installs, which would hide later changes.
 """
 
 from typing import Any

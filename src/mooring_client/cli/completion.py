@@ -21,7 +21,9 @@ def names_of(path: str) -> Any:
                 items = client.request("GET", path, params={"limit": _MOST})["items"]
         except Exception:
             return []  # a message would end up in the command line
-        return [item["name"] for item in items if str(item["name"]).startswith(incomplete)]
+        names = [str(item.get("name", "")) for item in items]
+        # A shell would take a name with spaces for several words.
+        return [name for name in names if name.startswith(incomplete) and len(name.split()) == 1]
 
     return complete
 

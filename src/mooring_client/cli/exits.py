@@ -28,6 +28,7 @@ from mooring_client.errors import (
     Unauthorized,
 )
 from mooring_client.failures import ClientFailure, NotConfigured, WaitTimeout
+from mooring_client.terminal_text import clean_line
 
 
 class Exit(IntEnum):
@@ -65,7 +66,7 @@ def message_of(failure: MooringError | ClientFailure) -> str:
         ]
         lines += [f"  {problem}" for problem in problems if problem not in lines[0]]
         lines[0] += f" ({failure.code}{f', request {failure.request_id}' if failure.request_id else ''})"
-    return "\n".join(lines)
+    return "\n".join(map(clean_line, lines))
 
 
 @contextmanager

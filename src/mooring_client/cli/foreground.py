@@ -36,14 +36,14 @@ def foreground(act: Callable[[], Result], handlers: Mapping[int, Callable[[], No
 
 @contextmanager
 def _numbers_to(writer: int, handled: Mapping[int, object]) -> Iterator[None]:
-    before = {number: signal.signal(number, lambda *_: None) for number in handled}
+    replaced = {number: signal.signal(number, lambda *_: None) for number in handled}
     wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
         yield
     finally:
         signal.set_wakeup_fd(wakeup)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, before in replaced.items():
+            signal.signal(number, before)
 
 
 class _Work(Generic[Result]):

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooring_client.cli.completion import InstanceArgument, InstancesArgument
-from mooring_client.cli.exits import Exit, exit_of, message_of
+from mooring_client.cli.exits import Exit
 from mooring_client.cli.output import Column, Format, FormatOption, age, gpus_of, show_list, show_one
-from mooring_client.cli.session import ENDED, connect, find_instance, project_id, say
-from mooring_client.errors import MooringError, NotFound
+from mooring_client.cli.resources import every, find_node, for_each
+from mooring_client.cli.session import ENDED, connect, find_instance, project_id
+from mooring_client.errors import NotFound
 
 if TYPE_CHECKING:
     from mooring_client.sync.client import Mooring
-
-_PAGE = 200
 
 
 def _detail(instance: Any) -> str:
@@ -45,7 +44,7 @@ COLUMNS = (
 
 
 def ps(
-    every: Annotated[bool, typer.Option("--all", "-a", help="show ended instances too")] = False,
+    ended: Annotated[bool, typer.Option("--all", "-a", help="show ended instances too")] = False,
     label: Annotated[str | None, typer.Option("--label", "-l", help="key:value")] = None,
     node: Annotated[str | None, typer.Option(help="only those on this node")] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="print each change, until Ctrl-C")] = False,
@@ -57,30 +56,16 @@ def ps(
     """
     with connect() as client:
         newest = client.request("GET", "/v1/events", params={"newest": True})["last_seq"] if watch else 0
-        found = _listed(client, every=every, label=label, node=node)
+        found = _listed(client, ended=ended, label=label, node=node)
         show_list(found, COLUMNS, output, empty="no instances; `mooring run IMAGE` starts one")
         if watch:
             _watch(client, newest, output)
 
 
-def _listed(client: "Mooring", *, every: bool, label: str | None, node: str | None) -> Iterator[Any]:
-    params: dict[str, Any] = {"project_id": project_id(client), "label": label, "limit": _PAGE}
-    if node is not None:
-        params["node_id"] = _node_id(client, node)
-    while True:
-        page = client.request("GET", "/v1/instances", params=params)
-        yield from (each for each in page["items"] if every or each["state"] not in ENDED)
-        if page["next_cursor"] is None:
-            return
-        params["cursor"] = page["next_cursor"]
-
-
-def _node_id(client: "Mooring", reference: str) -> str:
-    if reference.startswith("nod_"):
-        return reference
-    for node in client.request("GET", "/v1/nodes", params={"name": reference})["items"]:
-        return str(node["id"])
-    raise NotFound(f"there is no node {reference!r}; `mooring nodes ls` lists all")
+def _listed(client: "Mooring", *, ended: bool, label: str | None, node: str | None) -> Iterator[Any]:
+    node_id = None if node is None else find_node(client, node)["id"]
+    found = every(client, "/v1/instances", project_id=project_id(client), label=label, node_id=node_id)
+    return (each for each in found if ended or each["state"] not in ENDED)
 
 
 def _watch(client: "Mooring", after: int, output: Format) -> None:
@@ -111,16 +96,9 @@ def logs(
 
 
 def _each(references: list[str], act: Callable[["Mooring", str], str]) -> None:
-    """Act on each instance, and print what was done. One that fails does not keep the others from it."""
-    worst = 0
+    """Act on each instance by its ID, and print what was done."""
     with connect() as client:
-        for reference in references:
-            try:
-                print(act(client, find_instance(client, reference)["id"]))
-            except MooringError as failure:
-                say(message_of(failure))
-                worst = worst or exit_of(failure)
-    raise typer.Exit(worst)
+        for_each(references, lambda reference: act(client, find_instance(client, reference)["id"]))
 
 
 def stop(

@@ -1,6 +1,8 @@
 """Output of lists and single resources: tables, JSON, YAML and names. Data is on stdout, messages on stderr.
 
-`-o json` prints the objects of the API as they are, so that scripts can rely on docs/openapi.json.
+`-o json` prints the objects of the API as they are, so that scripts can rely on docs/openapi.json. Others
+choose names and labels, and could forge what a terminal shows: JSON and YAML are ASCII, and elsewhere control
+characters are removed.
 """
 
 import os
@@ -12,6 +14,8 @@ from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import typer
+
+from mooring_client.terminal_text import clean_line
 
 Row = Mapping[str, Any]
 
@@ -57,12 +61,11 @@ def show_list(items: Iterable[Row], columns: Sequence[Column], chosen: Format, *
         _print_yaml(rows)
     elif chosen is Format.NAME:
         for row in rows:
-            print(row.get("name") or row.get("uuid") or row.get("id"))
+            print(_name_of(row))
     elif rows:
         shown = [column for column in columns if chosen is Format.WIDE or not column.wide]
-        print(
-            "\n".join(table([column.title for column in shown], [[c.of(row) for c in shown] for row in rows]))
-        )
+        texts = [[clean_line(column.of(row)) for column in shown] for row in rows]
+        print("\n".join(table([column.title for column in shown], texts)))
     else:
         print(empty, file=sys.stderr)
 
@@ -74,23 +77,27 @@ def show_one(item: Row, chosen: Format, fields: Sequence[tuple[str, str]]) -> No
     elif chosen is Format.YAML:
         _print_yaml(item)
     elif chosen is Format.NAME:
-        print(item.get("name") or item.get("uuid") or item.get("id"))
+        print(_name_of(item))
     else:
         width = max(len(title) for title, _value in fields)
         for title, value in fields:
-            print(f"{title:<{width}}  {value}")
+            print(f"{title:<{width}}  {clean_line(value)}")
+
+
+def _name_of(item: Row) -> str:
+    return clean_line(str(item.get("name") or item.get("uuid") or item.get("id")))
 
 
 def _print_json(value: object) -> None:
     import json
 
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json.dumps(value, indent=2))
 
 
 def _print_yaml(value: object) -> None:
     import yaml
 
-    print(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), end="")
+    print(yaml.safe_dump(value, sort_keys=False), end="")
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -6,7 +6,7 @@ import typer
 
 from mooring_client.cli.confirming import YesOption, confirm
 from mooring_client.cli.output import Column, Format, FormatOption, age, show_list, show_one
-from mooring_client.cli.resources import ProjectArgument, every, find_project, find_user
+from mooring_client.cli.resources import ProjectArgument, every, find_project, find_user, for_each
 from mooring_client.cli.session import connect
 from mooring_client.errors import NotFound
 
@@ -69,15 +69,19 @@ def add(
 @app.command()
 def rm(project: ProjectArgument, user: UserArgument, yes: YesOption = False) -> None:
     """Remove a member from a project. Their keys of the project are revoked."""
-    from mooring_client.calls import path
-
     with connect() as client:
         found = find_project(client, project)
         member = _find(client, found, user)
         question = f"remove {member['name']} from {found['name']}, and revoke their keys of this project?"
         confirm(question, yes=yes)
-        client.request("DELETE", f"{_members_path(found)}{path('/{}', member['user_id'])}")
-    print(member["name"])
+        for_each([member], lambda member: _remove(client, found, member))
+
+
+def _remove(client: "Mooring", project: Any, member: Any) -> str:
+    from mooring_client.calls import path
+
+    client.request("DELETE", f"{_members_path(project)}{path('/{}', member['user_id'])}")
+    return str(member["name"])
 
 
 def _find(client: "Mooring", project: Any, reference: str) -> Any:

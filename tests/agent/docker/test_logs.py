@@ -5,8 +5,9 @@ import pytest
 from mooring.agent.docker.byte_streams import Demultiplexer
 from mooring.agent.docker.streams.container_output import StreamHeaders
 from mooring.agent.docker.streams.logs import LineCutter, engine_time
-from mooring_client.schemas.text import MAX_LINE_BYTES, clean_line
+from mooring_client.schemas.text import MAX_LINE_BYTES
 from mooring_client.stream_messages import MAX_DATA_BYTES, Channel
+from mooring_client.terminal_text import clean_line
 
 OUT, ERR = Channel.STDOUT, Channel.STDERR
 

@@ -22,8 +22,9 @@ from mooring.schemas.agent_streams import LogsRequest, StreamStatus
 from mooring.streams.node_streams import ERRORS, NodeStream
 from mooring_client.errors import BadEventId, Conflict, NodeUnreachable, TooManyStreamsOnNode
 from mooring_client.schemas.base import RequestTime
-from mooring_client.schemas.text import MAX_LINE_BYTES, clean_line
+from mooring_client.schemas.text import MAX_LINE_BYTES
 from mooring_client.stream_messages import Channel
+from mooring_client.terminal_text import clean_line
 
 router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=StrictRoute)
 

@@ -39,9 +39,7 @@ class AsyncEvents(AsyncResource):
             yield Event.model_validate(data, extra="ignore")
 
 
-def _call(
-    after: int | None, newest: bool | None, limit: int | None, wait_s: float | None
-) -> Call[EventList]:
+def _call(after: int | None, newest: bool | None, limit: int | None, wait_s: float | None) -> Call[EventList]:
     return Call(
         operation="list_events",
         method="GET",

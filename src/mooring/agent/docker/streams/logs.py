@@ -12,8 +12,9 @@ from mooring.agent.docker.errors import EngineRefused
 from mooring.agent.docker.streams.engine_streams import EngineApi, EngineConnection
 from mooring.agent.runtime import RuntimeUnavailable, StreamRefused
 from mooring.schemas.agent_streams import LogsRequest, StreamStatus, WindowSize
-from mooring_client.schemas.text import MAX_LINE_BYTES, clean_line
+from mooring_client.schemas.text import MAX_LINE_BYTES
 from mooring_client.stream_messages import Channel
+from mooring_client.terminal_text import clean_line
 
 _MAX_RAW_LINE_BYTES = 64 * 1024
 _GONE = "the container of the instance was removed, and its logs with it"
