@@ -1,6 +1,8 @@
 """`mooring up` and `mooring server`: run the control plane, with or without this machine as a node."""
 
 import os
+import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -42,7 +44,7 @@ def serve_alone(settings: Settings) -> None:
     def started(url: str) -> None:
         limit_collections()
         _print_banner(plane, url)
-        typer.echo("  Add a node   POST /v1/join-tokens, then mooring agent (see docs/operating.md)")
+        typer.echo("  Add a node   mooring nodes join, or POST /v1/join-tokens (see docs/operating.md)")
 
     Service(plane, on_started=started).run()
 
@@ -171,10 +173,13 @@ def _print_isolation(settings: Settings) -> None:
 
 def _print_first_steps(plane: ControlPlane, url: str) -> None:
     key = plane.new_admin_key or "$MOORING_KEY"
+    command = "mooring" if shutil.which("mooring") else f"{sys.prefix}/bin/mooring"
     body = '{"image": "busybox:1.36", "command": ["sleep", "3600"], "gpus": {"count": 1}}'
     typer.echo(
         "\nTry it"
         + (":" if plane.new_admin_key else ", with the admin key from the first start in MOORING_KEY:")
-        + f'\n\n  curl -s {url}/v1/instances -H "Authorization: Bearer {key}" \\\n'
+        + f"\n\n  {command} login {url}   # asks for the key"
+        f"\n  {command} run --detach --gpus 1 busybox:1.36 -- sleep 3600\n"
+        f'\n  curl -s {url}/v1/instances -H "Authorization: Bearer {key}" \\\n'
         f"    -H 'Content-Type: application/json' -d '{body}'\n"
     )
