@@ -2,6 +2,7 @@
 
 import base64
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from mooring_client.errors import NoMembership, Unauthorized
 from mooring_client.schemas.projects import Role
 from tests.concurrency import run_concurrently
 from tests.problems import problem
-from tests.service import Client
+from tests.service import Client, running, settings_for
 from tests.tenancy.calls import public_key
 from tests.tenancy.tenants import Setup, make_key, post
 
@@ -262,4 +263,14 @@ def test_an_address_shows_the_host_key_to_pin(setup: Setup) -> None:
     shown = setup.a.viewer.get("/v1/me/ssh").json()
     (key,) = shown["host_keys"]
     assert shown["known_hosts"] == f"[{shown['host']}]:{shown['port']} {key}\n"
+    assert shown["websocket_url"] is None
     assert setup.b.viewer.get("/v1/me/ssh").json() == shown
+
+
+def test_an_address_shows_the_websocket_of_the_gateway(tmp_path: Path) -> None:
+    settings = settings_for(
+        f"sqlite:///{tmp_path / 'mooring.db'}", tmp_path, gateway_url="https://gateway.example.org/"
+    )
+    with running(settings) as service, service.client as admin:
+        shown = admin.get("/v1/me/ssh").json()
+    assert shown["websocket_url"] == "wss://gateway.example.org/v1/ssh"

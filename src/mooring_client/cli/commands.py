@@ -12,10 +12,12 @@ class Entry:
     Attributes:
         target: `module:attribute` of its function, or of the Typer application of its subcommands.
         help: one line.
+        hidden: not in the help; other programs run it.
     """
 
     target: str
     help: str
+    hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ COMMANDS: Final = (
             "projects": Entry(f"{_CLI}.projects:app", "List and manage projects."),
             "keys": Entry(f"{_CLI}.keys:app", "Manage API keys."),
             "ssh-config": Entry(f"{_CLI}.ssh:ssh_config", "Print lines for ~/.ssh/config."),
+            "ssh-prepare": Entry(f"{_CLI}.ssh_proxy:ssh_prepare", "Prepare a connection.", hidden=True),
+            "ssh-proxy": Entry(f"{_CLI}.ssh_proxy:ssh_proxy", "Pass SSH through a WebSocket.", hidden=True),
             "docker-context": Entry(
                 f"{_CLI}.account:docker_context", "Write the configuration of Docker clients."
             ),

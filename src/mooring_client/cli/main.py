@@ -38,7 +38,9 @@ class LazyGroup(TyperGroup):
         return sections()
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [name for section in self.sections for name in section.commands]
+        return [
+            name for section in self.sections for name, each in section.commands.items() if not each.hidden
+        ]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         for section in self.sections:
@@ -61,7 +63,8 @@ class LazyGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for section in self.sections:
             with formatter.section(section.title):
-                formatter.write_dl([(name, each.help) for name, each in section.commands.items()])
+                shown = [(name, each.help) for name, each in section.commands.items() if not each.hidden]
+                formatter.write_dl(shown)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         from typer._click.shell_completion import CompletionItem
@@ -70,7 +73,7 @@ class LazyGroup(TyperGroup):
             CompletionItem(name, help=each.help)
             for section in self.sections
             for name, each in section.commands.items()
-            if name.startswith(incomplete)
+            if name.startswith(incomplete) and not each.hidden
         ]
 
 

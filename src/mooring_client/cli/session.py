@@ -81,6 +81,8 @@ def find_instance(client: "Mooring", reference: str) -> dict[str, Any]:
     """
     from mooring_client.calls import path
 
+    if not reference:  # as from `mooring rm "$UNSET"`; a list without this filter has all
+        raise NotFound("the name of the instance is empty")
     if reference.startswith(_IDS["instance"]):
         return dict(client.request("GET", path("/v1/instances/{}", reference)))
     params = {"name": reference, "project_id": project_id(client)}

@@ -69,3 +69,7 @@ class SshAddress(Answer):
     port: int
     host_keys: Annotated[list[str], Field(description="public keys of the gateway")]
     known_hosts: Annotated[str, Field(description="lines for the client's `known_hosts` file")]
+    websocket_url: Annotated[
+        str | None,
+        Field(description="a WebSocket for clients that cannot reach the port; null: the server knows none"),
+    ]

@@ -132,5 +132,8 @@ def get_my_ssh(context: Ctx, access: CurrentAccess) -> Response:
         keys = gateway_keys.public_host_keys(session, context.encryptor)
     name = host if port == _DEFAULT_PORT else f"[{host}]:{port}"
     lines = "".join(f"{name} {key}\n" for key in keys)
-    content = {"host": host, "port": port, "host_keys": keys, "known_hosts": lines}
+    url = settings.gateway_url and f"ws{settings.gateway_url.rstrip('/').removeprefix('http')}/v1/ssh"
+    content = {
+        "host": host, "port": port, "host_keys": keys, "known_hosts": lines, "websocket_url": url
+    }  # fmt: skip
     return responses.respond(responses.json_answer(content))
