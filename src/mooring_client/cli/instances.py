@@ -13,6 +13,7 @@ from mooring_client.cli.output import Column, Format, FormatOption, age, gpus_of
 from mooring_client.cli.resources import every, find_node, for_each
 from mooring_client.cli.session import ENDED, connect, find_instance, project_id
 from mooring_client.errors import NotFound
+from mooring_client.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from mooring_client.sync.client import Mooring
@@ -183,7 +184,7 @@ def explain(instance: InstanceArgument, output: FormatOption = Format.TABLE) -> 
         found = find_instance(client, instance)
         answer = client.request("GET", path("/v1/instances/{}/explain", found["id"]))
     if output in {Format.TABLE, Format.WIDE}:
-        print("\n".join(explained(found["name"], answer)))
+        print("\n".join(map(clean_line, explained(found["name"], answer))))
     else:
         show_one(answer, output, [])
 

@@ -2,6 +2,12 @@
 
 import os
 import sys
+from typing import Final
+
+from mooring_client.terminal_text import clean_line
+
+# A terminal of another program may say that it has no columns.
+_UNKNOWN_WIDTH: Final = 80
 
 
 class Progress:
@@ -17,11 +23,11 @@ class Progress:
             return
         self._last = message
         if self._rewrites:
-            width = os.get_terminal_size(sys.stderr.fileno()).columns
-            sys.stderr.write(f"\r\x1b[K{message[: max(10, width - 1)]}")
+            width = os.get_terminal_size(sys.stderr.fileno()).columns or _UNKNOWN_WIDTH
+            sys.stderr.write(f"\r\x1b[K{clean_line(message)[: width - 1]}")
             sys.stderr.flush()
         else:
-            print(message, file=sys.stderr, flush=True)
+            print(clean_line(message), file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """Remove the message from a terminal: what follows is the program's output."""

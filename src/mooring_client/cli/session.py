@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooring_client.errors import NotFound
+from mooring_client.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from mooring_client.sync.client import Mooring
@@ -102,4 +103,5 @@ def meant(of_one_name: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def say(message: str) -> None:
     """Print a message for the user: on stderr, so that stdout has only data."""
-    print(message, file=sys.stderr, flush=True)
+    # It may have names and messages that others chose.
+    print("\n".join(map(clean_line, message.split("\n"))), file=sys.stderr, flush=True)
