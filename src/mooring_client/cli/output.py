@@ -5,7 +5,6 @@ choose names and labels, and could forge what a terminal shows: JSON and YAML ar
 characters are removed.
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -148,8 +147,3 @@ def gpus_of(spec: Row) -> str:
     name = gpus.get("mig_profile") or (" or ".join(model) if isinstance(model, list) else model)
     number = f"{gpus['share']:g}" if gpus.get("share") else str(count)
     return f"{number} x {name}" if name else number
-
-
-def colored() -> bool:
-    """Whether stdout may have colors: a terminal, unless NO_COLOR is set (no-color.org)."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

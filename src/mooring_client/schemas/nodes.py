@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 
 from mooring_client.schemas.base import Answer, Body, Timestamp
-from mooring_client.schemas.gpus import Action, Health, NvLinkPeer, Severity
+from mooring_client.schemas.gpus import Action, Health, NvLinkPeer, Sample, Severity
 from mooring_client.schemas.states import Reason
 from mooring_client.schemas.text import GpuUuid, Name, Text
 
@@ -103,6 +103,12 @@ class Gpu(Answer):
     share_free: Annotated[float, Field(description="the part of the GPU that is not allocated")]
     instance_id: Annotated[str | None, Field(description="its only instance; null: none, several or hidden")]
     holders: Annotated[list[GpuHolder], Field(max_length=1000, description="its instances that you may see")]
+    sample: Annotated[
+        Sample | None,
+        Field(
+            description="only with `samples=true`; null: no metrics, or those of another project's instance"
+        ),
+    ]
     simulated: bool
 
 

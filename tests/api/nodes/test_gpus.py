@@ -205,6 +205,9 @@ def test_samples_are_shown_while_the_node_is_reachable(sandbox: Sandbox) -> None
     assert (shown["power_w"], shown["temperature_c"], shown["processes"]) == (71.5, None, None)
     of_instance = sandbox.client.items(f"/v1/instances/{assignment.instance_id}/metrics")
     assert [item["uuid"] for item in of_instance] == [sample["uuid"]]
+    listed = sandbox.client.items("/v1/gpus", node_id=sandbox.node.id, samples=True)
+    assert {gpu["uuid"]: gpu["sample"] for gpu in listed if gpu["sample"]} == {sample["uuid"]: shown}
+    assert not any(gpu["sample"] for gpu in sandbox.client.items("/v1/gpus", node_id=sandbox.node.id))
     with sandbox.service.plane.database.write() as session:
         nodes.mark_unreachable(session, sandbox.node.id)
     problem(sandbox.client.get(path), 503, "no_sample")
@@ -228,6 +231,8 @@ def test_an_old_sample_does_not_show_the_previous_holder_of_a_gpu(
     path = f"/v1/gpus/{former.gpu_uuids[0]}/metrics"
     with _member_of_another_project(sandbox) as other:
         problem(other.get(path), 403, "forbidden")
+        listed = other.items("/v1/gpus", node_id=sandbox.node.id, samples=True)
+        assert not any(gpu["sample"] for gpu in listed)
         sandbox.client.delete(f"/v1/instances/{former.instance_id}")
         sandbox.sync(samples=[sample])
         assert other.get(path).json()["processes"] == []  # the GPU is not allocated

@@ -31,6 +31,7 @@ router = APIRouter(prefix="/v1", tags=["gpus"], route_class=StrictRoute)
 class GpuQuery(pagination.PageQuery):
     node_id: Annotated[Text | None, Field(max_length=64)] = None
     health: Health | None = None
+    samples: Annotated[bool, Field(description="show the newest metrics of each GPU too")] = False
 
 
 @router.get("/gpus", response_model=GpuList, responses=errors(), operation_id="list_gpus")
@@ -41,7 +42,8 @@ def list_gpus(context: Ctx, access: CurrentAccess, params: Annotated[GpuQuery, Q
     with context.database.read() as session:
         secret = context.identity.cursor_secret
         rows, cursor = pagination.page(session, query, tables.Gpu.uuid, params, secret)
-        content = {"items": gpu_views.gpus(session, access, [row[0] for row in rows]), "next_cursor": cursor}
+        items = gpu_views.gpus(session, access, [row[0] for row in rows], sampled=params.samples)
+        content = {"items": items, "next_cursor": cursor}
     return responses.respond(responses.json_answer(content))
 
 

@@ -67,13 +67,32 @@ def node_names(session: Session, node_ids: set[str]) -> dict[str, str]:
     return dict(session.execute(query).all())
 
 
-def gpus(session: Session, access: Access, rows: Sequence[tables.Gpu]) -> list[Json]:
-    """Return GPUs, with those of their holders that the caller may see."""
+def gpus(
+    session: Session, access: Access, rows: Sequence[tables.Gpu], *, sampled: bool = False
+) -> list[Json]:
+    """Return GPUs, with those of their holders that the caller may see.
+
+    Args:
+        sampled: show the newest metrics of each, except those that `get_gpu_metrics` hides.
+    """
     names = node_names(session, {row.node_id for row in rows})
     used = _allocations(session, [row.uuid for row in rows])
     conditions = health_views.conditions_of(session, [row.uuid for row in rows])
+    measured = [
+        row.uuid
+        for row in rows
+        if sampled and all(access.caller.sees(each.project_id) for each in used.get(row.uuid, ()))
+    ]
+    found = {sample["uuid"]: sample for sample in samples(session, access, measured)} if measured else {}
     return [
-        _gpu(row, names.get(row.node_id, ""), used.get(row.uuid, []), conditions.get(row.uuid, []), access)
+        _gpu(
+            row,
+            names.get(row.node_id, ""),
+            used.get(row.uuid, []),
+            conditions.get(row.uuid, []),
+            found.get(row.uuid),
+            access,
+        )
         for row in rows
     ]
 
@@ -93,6 +112,7 @@ def _gpu(
     node_name: str,
     allocated: Sequence[tables.Allocation],
     conditions: Sequence[tables.GpuCondition],
+    sample: Json | None,
     access: Access,
 ) -> Json:
     facts = row.facts
@@ -109,6 +129,7 @@ def _gpu(
         share_free=(WHOLE_MILLI - row.milli_held) / WHOLE_MILLI,
         instance_id=own[0].instance_id if own and not is_shared else None,
         holders=[_holder(each) for each in own],
+        sample=sample,
     )
 
 
@@ -140,13 +161,13 @@ def samples(session: Session, access: Access, uuids: Sequence[str]) -> list[Json
     Processes are shown only to their own project and to admins, as a sample may predate the allocation.
     """
     gpu, node = tables.Gpu, tables.Node
-    query = select(node).where(
+    query = select(node.samples).where(
         node.id.in_(select(gpu.node_id).where(gpu.uuid.in_(uuids))),
         node.silent.is_(False),
         node.deleted_at.is_(None),
     )
     wanted = set(uuids)
-    found = [sample for row in session.scalars(query) for sample in row.samples if sample["uuid"] in wanted]
+    found = [sample for read in session.scalars(query) for sample in read if sample["uuid"] in wanted]
     shown = found if access.caller.is_admin else _with_own_processes(session, access, found)
     return sorted(shown, key=lambda sample: (sample["index"], sample["uuid"]))
 

@@ -21,9 +21,18 @@ class AsyncGpus(AsyncResource):
     """GPUs, and what can be requested: `client.gpus`."""
 
     def list(
-        self, *, node_id: str | None = None, health: str | None = None, limit: int | None = None
+        self,
+        *,
+        node_id: str | None = None,
+        health: str | None = None,
+        samples: bool | None = None,
+        limit: int | None = None,
     ) -> AsyncPages[Gpu]:
-        """List GPUs."""
+        """List GPUs.
+
+        Args:
+            samples: show the newest metrics of each too.
+        """
         return AsyncPages(
             self._transport,
             Call(
@@ -31,7 +40,7 @@ class AsyncGpus(AsyncResource):
                 method="GET",
                 path="/v1/gpus",
                 read=model(GpuList),
-                params={"node_id": node_id, "health": health, "limit": limit},
+                params={"node_id": node_id, "health": health, "samples": samples, "limit": limit},
             ),
         )
 

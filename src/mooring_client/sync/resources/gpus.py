@@ -22,9 +22,18 @@ class Gpus(Resource):
     """GPUs, and what can be requested: `client.gpus`."""
 
     def list(
-        self, *, node_id: str | None = None, health: str | None = None, limit: int | None = None
+        self,
+        *,
+        node_id: str | None = None,
+        health: str | None = None,
+        samples: bool | None = None,
+        limit: int | None = None,
     ) -> Pages[Gpu]:
-        """List GPUs."""
+        """List GPUs.
+
+        Args:
+            samples: show the newest metrics of each too.
+        """
         return Pages(
             self._transport,
             Call(
@@ -32,7 +41,7 @@ class Gpus(Resource):
                 method="GET",
                 path="/v1/gpus",
                 read=model(GpuList),
-                params={"node_id": node_id, "health": health, "limit": limit},
+                params={"node_id": node_id, "health": health, "samples": samples, "limit": limit},
             ),
         )
 
