@@ -4,14 +4,8 @@
 """
 
 import re
-import subprocess
-import sys
 import tomllib
-import venv
 import zipfile
-from collections.abc import Iterable
-from dataclasses import dataclass
-from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
@@ -22,6 +16,7 @@ import mooring
 import mooring_client
 from mooring.agent.settings import AgentSettings
 from mooring.settings import Settings
+from tests.environments import Environment, build_wheels, for_client, for_server
 
 ROOT = Path(__file__).parents[1]
 PINS = ("requirements.txt", "requirements-build.txt", "requirements-dev.txt")
@@ -116,122 +111,51 @@ print(mooring_client.__file__)
 """
 
 
-@dataclass(frozen=True)
-class Environment:
-    """A virtual environment."""
-
-    folder: Path
-
-    def install(self, wheels: Path, *names: str) -> None:
-        """Install from a folder of wheels. What they require must be in the environment."""
-        python = str(self.folder / "bin" / "python")
-        _pip("--python", python, "install", "--no-index", f"--find-links={wheels}", "--no-compile", *names)
-
-    def run(self, program: str, *arguments: str) -> str:
-        done = subprocess.run(
-            [self.folder / "bin" / program, *arguments],
-            check=False,
-            cwd=self.folder,
-            env={"HOME": str(self.folder)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def knows(self, module: str) -> bool:
-        found = self.run("python", "-c", f"import importlib.util as i; print(i.find_spec({module!r}))")
-        return found.strip() != "None"
-
-
-def _pip(*arguments: str) -> None:
-    argv = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheels")
-    options = ("--no-deps", "--no-build-isolation", f"--wheel-dir={folder}")
-    _pip("wheel", *options, str(ROOT / "client"), str(ROOT))
+    build_wheels(folder, ROOT / "client", ROOT)
     return folder
 
 
 @pytest.fixture
-def for_client(tmp_path: Path) -> Environment:
-    """What the client requires, and nothing else."""
-    return _environment(tmp_path / "venv", _required_by("client/pyproject.toml"))
+def client_environment(tmp_path: Path) -> Environment:
+    return for_client(tmp_path / "venv")
 
 
 @pytest.fixture
-def for_server(tmp_path: Path) -> Environment:
-    """What the server and the client require, but not these two."""
-    client, *server = _required_by("pyproject.toml")
-    assert client.name == "mooring-client"
-    return _environment(tmp_path / "venv", [*server, *_required_by("client/pyproject.toml")])
+def server_environment(tmp_path: Path) -> Environment:
+    return for_server(tmp_path / "venv")
 
 
-def _required_by(pyproject: str) -> list[Requirement]:
-    return [Requirement(each) for each in tomllib.loads(text(pyproject))["project"]["dependencies"]]
-
-
-def _environment(folder: Path, requirements: Iterable[Requirement]) -> Environment:
-    """The packages are links to those that run this test: nothing is fetched."""
-    venv.create(folder)
-    (site,) = folder.glob("lib/python*/site-packages")
-    for each in _closure(requirements).values():
-        for name in {path.parts[0] for path in each.files or ()} - {"..", "__pycache__"}:
-            (site / name).symlink_to(str(each.locate_file(name)))
-    return Environment(folder)
-
-
-def _closure(requirements: Iterable[Requirement]) -> dict[str, Distribution]:
-    """The installed distributions that satisfy the requirements, with those that these require in turn."""
-    found: dict[str, Distribution] = {}
-    left = list(requirements)
-    while left:
-        wanted = left.pop()
-        each = found.setdefault(canonicalize_name(wanted.name), distribution(wanted.name))
-        for requirement in map(Requirement, each.requires or ()):
-            extras = {"", *wanted.extras}
-            needed = requirement.marker is None or any(
-                requirement.marker.evaluate({"extra": extra}) for extra in extras
-            )
-            if needed and canonicalize_name(requirement.name) not in found:
-                left.append(requirement)
-    return found
-
-
-def test_the_client_alone_needs_nothing_of_the_server(for_client: Environment, wheels: Path) -> None:
-    for_client.install(wheels, "mooring-client")
-    assert str(for_client.folder) in for_client.run("python", "-c", IMPORT_ALL)
+def test_the_client_alone_needs_nothing_of_the_server(client_environment: Environment, wheels: Path) -> None:
+    client_environment.install(wheels, "mooring-client")
+    assert str(client_environment.folder) in client_environment.run("python", "-c", IMPORT_ALL)
     for module in ("mooring", "sqlalchemy", "docker", "numpy", "fastapi", "mcp"):
-        assert not for_client.knows(module), module
-    shown = for_client.run("mooring", "--help")
+        assert not client_environment.knows(module), module
+    shown = client_environment.run("mooring", "--help")
     assert " run " in shown
     assert "join-token" not in shown
-    assert for_client.run("mooring", "version") == f"{mooring_client.__version__}\n"
-    assert "_MOORING_COMPLETE" in for_client.run("mooring", "completion", "bash")
+    assert client_environment.run("mooring", "version") == f"{mooring_client.__version__}\n"
+    assert "_MOORING_COMPLETE" in client_environment.run("mooring", "completion", "bash")
 
 
-def test_the_server_adds_its_commands(for_server: Environment, wheels: Path) -> None:
-    for_server.install(wheels, "mooring")
-    shown = for_server.run("mooring", "--help")
+def test_the_server_adds_its_commands(server_environment: Environment, wheels: Path) -> None:
+    server_environment.install(wheels, "mooring")
+    shown = server_environment.run("mooring", "--help")
     assert all(f"\n  {command} " in shown for command in ("run", "up", "join-token"))
-    assert "upgrade" in for_server.run("mooring", "db", "--help")
+    assert "upgrade" in server_environment.run("mooring", "db", "--help")
 
 
 def test_an_upgrade_from_before_the_client_leaves_its_script(
-    for_server: Environment, wheels: Path, tmp_path: Path
+    server_environment: Environment, wheels: Path, tmp_path: Path
 ) -> None:
     old = tmp_path / "old"
     old.mkdir()
     with zipfile.ZipFile(old / "mooring-0.0.1-py3-none-any.whl", "w") as wheel:
         for name, content in OLD_WHEEL.items():
             wheel.writestr(name, content)
-    for_server.install(old, "mooring")
-    assert for_server.run("mooring") == "the old script\n"
-    for_server.install(wheels, "--upgrade", "mooring")
-    assert for_server.run("mooring", "version") == f"{mooring_client.__version__}\n"
+    server_environment.install(old, "mooring")
+    assert server_environment.run("mooring") == "the old script\n"
+    server_environment.install(wheels, "--upgrade", "mooring")
+    assert server_environment.run("mooring", "version") == f"{mooring_client.__version__}\n"

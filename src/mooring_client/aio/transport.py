@@ -117,7 +117,9 @@ class AsyncTransport:
             params=call.query or None,
             json=call.body,
             headers=headers,
-            timeout=httpx.Timeout(self.timeout_s + call.extra_s, connect=CONNECT_TIMEOUT_S),
+            timeout=httpx.Timeout(
+                self.timeout_s + call.extra_s, connect=min(self.timeout_s, CONNECT_TIMEOUT_S)
+            ),
         )
 
     def _lost(self, error: httpx.TransportError) -> ConnectionFailed:

@@ -45,6 +45,8 @@ class Attached:
         self, client: "Mooring", instance_id: str, name: str, *, stdin: bool, tty: bool, remove: bool
     ) -> None:
         self._client, self._id, self._name = client, instance_id, name
+        # Its first use imports the schemas and WebSockets for some 100 ms: here, while the instance starts.
+        self._instances = client.instances
         self._stdin, self._tty, self._remove = stdin, tty, remove
         self._progress = Progress()
         self._forecast: str | None = None
@@ -63,7 +65,7 @@ class Attached:
             return Exit.INTERRUPTED
         if self._remove:
             with suppress(NotFound):
-                self._client.instances.delete(self._id)
+                self._instances.delete(self._id)
         return exit_code
 
     def _interrupted(self) -> None:
@@ -78,7 +80,7 @@ class Attached:
 
     def _stop(self) -> None:
         try:
-            self._client.instances.stop(self._id)
+            self._instances.stop(self._id)
         except InvalidTransition:
             return  # it has ended already
         except (MooringError, ClientFailure) as failure:
@@ -93,9 +95,7 @@ class Attached:
             return Exit.INTERRUPTED if self._stopping else Exit.ERROR
         try:
             size = terminal_size() if self._tty else (None, None)
-            with self._client.instances.attach(
-                self._id, stdin=self._stdin, width=size[0], height=size[1]
-            ) as found:
+            with self._instances.attach(self._id, stdin=self._stdin, width=size[0], height=size[1]) as found:
                 self._command = found
                 self._copy(found)
                 return end_of(self._client, self._id) if found.exit_code is None else found.exit_code
@@ -157,7 +157,7 @@ class Attached:
         """Show the rest from the logs, which continue after a lost connection."""
         say(f"mooring: {failure}; continuing from the logs, with the last {_REPEATED} lines again")
         say(f"mooring: the whole output: mooring logs --tail 10000 {self._name}")
-        for line in self._client.instances.follow_logs(self._id, tail=_REPEATED):
+        for line in self._instances.follow_logs(self._id, tail=_REPEATED):
             print(line.line, file=sys.stderr if line.stream == "stderr" else sys.stdout, flush=True)
         return end_of(self._client, self._id)
 
