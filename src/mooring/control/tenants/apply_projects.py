@@ -73,7 +73,7 @@ def _roles(session: Session, members: Sequence[ProjectMember]) -> dict[str, str]
     """Role by user id. Raises NotFound: no such user; Invalid: a user is listed twice."""
     emails = {member.email for member in members if member.email is not None}
     query = select(User.email, User.id).where(User.email.in_(emails), User.deleted_at.is_(None))
-    by_email = dict(session.execute(query).tuples())
+    by_email = dict(session.execute(query).all())
     roles: dict[str, str] = {}
     for number, member in enumerate(members):
         user_id = member.user_id or by_email.get(member.email)
