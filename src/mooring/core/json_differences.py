@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mooring_client.schemas.base import Json
+from mooring_client.schemas.pointers import escaped
 
 # The value of a member that one of the documents does not have.
 ABSENT: Final = object()
@@ -36,8 +37,3 @@ def _differences(pointer: str, before: Any, after: Any) -> Iterator[JsonDifferen
             yield from _differences(part, before.get(name, ABSENT), after.get(name, ABSENT))
     elif before != after:
         yield JsonDifference(pointer, before, after)
-
-
-def escaped(name: str) -> str:
-    """A member's name as a part of a pointer."""
-    return name.replace("~", "~0").replace("/", "~1")

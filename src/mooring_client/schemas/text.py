@@ -52,6 +52,7 @@ ImageReference = Annotated[
 _LONGEST_MESSAGE = 2000
 MAX_LINE_BYTES: Final = 16_384  # of a line of logs or output
 
+
 def printable(message: str) -> str:
     """Make a message from Docker or a driver safe to store and show: no control characters, limited length.
 
