@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import yaml
 
 from mooring_client.manifests import documents
 from mooring_client.manifests.documents import MAX_BYTES, BadDocument, Document, read
@@ -19,7 +20,7 @@ c: &c [*b, *b, *b, *b, *b, *b, *b, *b, *b]
 def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the two parsers that PyYAML may have."""
     if request.param == "in Python":
-        monkeypatch.setattr(documents, "_LOADER", documents.yaml.SafeLoader)
+        monkeypatch.setattr(documents, "_LOADER", yaml.SafeLoader)
 
 
 def _values(text: str) -> list[Any]:
