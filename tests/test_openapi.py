@@ -158,6 +158,16 @@ def test_the_document_has_exactly_these_operations(document: dict[str, Any]) -> 
     assert {name: operation["operationId"] for name, operation in _operations(document)} == ENDPOINTS
 
 
+def test_no_request_fits_two_operations(document: dict[str, Any]) -> None:
+    """Paths of one method differ in a part that both state, so routers need not prefer one of them."""
+    names = [name.split("/") for name, _operation in _operations(document)]
+    for number, parts in enumerate(names):
+        for others in names[number + 1 :]:
+            pairs = zip(parts, others, strict=False)
+            differ = any(a != b and "{" not in a + b for a, b in pairs)
+            assert differ or len(parts) != len(others), (parts, others)
+
+
 def test_every_operation_is_described(document: dict[str, Any]) -> None:
     tags = {tag["name"] for tag in document["tags"]}
     for name, operation in _operations(document):

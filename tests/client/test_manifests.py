@@ -94,6 +94,11 @@ class TestYaml:
         assert str(caught.value).startswith(problem)
         assert "\n" not in str(caught.value)
 
+    def test_100_open_brackets_are_too_many(self) -> None:
+        with pytest.raises(BadDocument) as caught:
+            read(b"[" * 100, "f.yaml")
+        assert str(caught.value) == "f.yaml:1: values are nested deeper than 32 levels"
+
     def test_100_000_open_brackets_are_refused(self) -> None:
         with pytest.raises(BadDocument):
             read(b"[" * 100_000, "f.yaml")
