@@ -49,6 +49,19 @@ class Call(Generic[T]):
         return {name: _query_value(value) for name, value in self.params.items() if value is not None}
 
 
+@dataclass(frozen=True, slots=True)
+class AppliedResource(Generic[T]):
+    """A resource that was applied.
+
+    Attributes:
+        outcome: `created`, `changed` or `unchanged`. A request that was repeated because its answer was lost
+            says `unchanged`, even if its first attempt was carried out.
+    """
+
+    resource: T
+    outcome: str
+
+
 def _query_value(value: Any) -> Any:
     if isinstance(value, bool):
         return "true" if value else "false"

@@ -49,6 +49,24 @@ class InstanceFields(TemplateFields, total=False):
     project_id: str | None
 
 
+class ProjectFields(TypedDict, total=False):
+    """The settings of a project; omitted ones have the server's defaults, omitted quotas no limit."""
+
+    labels: Mapping[str, str]
+    quotas: Mapping[str, Any]
+    weight: float
+    allowed_images: Sequence[str] | None
+    security_profile: Literal["standard", "strict"]
+    max_priority: int | None
+    guaranteed_gpus: int | None
+    gpu_sharing: bool
+    host_network: bool
+    node_selector: Mapping[str, str]
+    local_images: bool
+    require_disk_limits: bool
+    public_ports: bool
+
+
 def spec_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields in the form of the API: `gpus=2` as `{"count": 2}`, port 80 as `{"container": 80}`."""
     given = dict(fields)

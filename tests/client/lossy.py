@@ -70,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
             proxy.lose -= 1
             self.close_connection = True
             return
-        wanted = {"content-type", "retry-after"} & answer.headers.keys()
+        wanted = {"content-type", "retry-after", "mooring-applied"} & answer.headers.keys()
         self._send(answer.status_code, {name: answer.headers[name] for name in wanted}, content)
 
     do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = _handle  # noqa: N815 - names of the base class

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mooring_client.fields import InstanceFields
+from mooring_client.fields import InstanceFields, ProjectFields, TemplateFields
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src" / "mooring_client" / "aio").rglob("*.py"))
@@ -18,6 +18,9 @@ METHODS = {"get", "post", "put", "patch", "delete"}
 # Parameters with another name in Python: `from` is a keyword.
 RENAMED = {"from": "from_at", "to": "to_at"}
 # What paging and following do by themselves.
+FIELDS: dict[str, Any] = {
+    f"Unpack[{each.__name__}]": each for each in (InstanceFields, ProjectFields, TemplateFields)
+}
 IMPLIED = {"cursor", "dry_run", "follow"}
 
 
@@ -27,6 +30,7 @@ class Operation:
     path: str
     parameters: frozenset[str]
     answers: frozenset[str]  # names of the models; empty: no JSON
+    has_dry_run: bool
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,11 @@ def _operations() -> dict[str, Operation]:
             if not path.startswith("/agent/"):
                 operation = item[method]
                 found[operation["operationId"]] = Operation(
-                    method.upper(), _without_names(path), _parameters_of(operation), _answers_of(operation)
+                    method.upper(),
+                    _without_names(path),
+                    _parameters_of(operation),
+                    _answers_of(operation),
+                    any(each["name"] == "dry_run" for each in operation.get("parameters", ())),
                 )
     return found
 
@@ -76,7 +84,8 @@ def _answers_of(operation: dict[str, Any]) -> frozenset[str]:
         for status, answer in operation["responses"].items()
         if status.startswith("2") and "application/json" in answer.get("content", {})
     ]
-    return frozenset(content["schema"]["$ref"].rpartition("/")[2] for content in contents)
+    schemas = [part for content in contents for part in content["schema"].get("anyOf", [content["schema"]])]
+    return frozenset(schema["$ref"].rpartition("/")[2] for schema in schemas)
 
 
 def _methods() -> dict[str, list[Method]]:
@@ -100,8 +109,7 @@ def _method(
     template = path.args[0] if isinstance(path, ast.Call) else path
     names = {each.arg for each in (*function.args.args, *function.args.kwonlyargs)}
     if function.args.kwarg is not None:
-        assert ast.unparse(function.args.kwarg.annotation or path) == "Unpack[InstanceFields]"
-        names |= InstanceFields.__annotations__.keys()
+        names |= FIELDS[ast.unparse(function.args.kwarg.annotation or path)].__annotations__.keys()
     return Method(
         f"{source.stem}.{function.name}",
         ast.literal_eval(fields["method"]),
@@ -120,10 +128,11 @@ def test_every_operation_has_a_method_and_no_method_has_another() -> None:
 
 
 def test_an_operation_has_exactly_one_method() -> None:
-    # The dry run of a create is an answer of its own.
-    assert {name: len(methods) for name, methods in CALLS.items() if len(methods) > 1} == {
-        "create_instance": 2
-    }
+    # A dry run has an answer of its own.
+    with_dry_run = {name for name, operation in OPERATIONS.items() if operation.has_dry_run}
+    assert {name: len(methods) for name, methods in CALLS.items() if len(methods) > 1} == dict.fromkeys(
+        with_dry_run, 2
+    )
     names = Counter(method.where for methods in CALLS.values() for method in methods)
     assert [name for name, count in names.items() if count > 1] == []
 

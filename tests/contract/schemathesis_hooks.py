@@ -19,6 +19,8 @@ NOT_IN_A_SCHEMA = {
     "bad_cursor",  # must come from the service, for the same filters
     "bad_event_id",  # the time of an existing line
     "idempotency_key_reused",  # no other request may have used the key
+    "name_differs",  # the body may only have the name of the path
+    "ambiguous_user",  # either an ID or an e-mail address
     "bad_period",  # a reservation ends after it begins, and in the future
     "share_of_mig",  # either a share or a MIG profile
     "share_of_many",

@@ -85,9 +85,9 @@ class SimulatedDatabase(Database):
             yield session
 
     @contextmanager
-    def write(self) -> Iterator[Session]:
+    def write(self, *, commit: bool = True) -> Iterator[Session]:
         self._reach()
-        with super().write() as session:
+        with super().write(commit=commit) as session:
             yield session
             hub().step()  # killed before the commit
         hub().step(0.02)  # killed after the commit, before anybody knows of it

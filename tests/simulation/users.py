@@ -140,7 +140,7 @@ def _served(replica: Replica, action: str, key: str, act: Act, status: int) -> R
 
     def operation(session: Session) -> StoredAnswer:
         row = act(context, access, session)
-        return instance_routes._answer(context, session, row, status=status, location=status == 201)
+        return instance_routes.answer_of(context, session, row, status)
 
     try:
         if status == 201:

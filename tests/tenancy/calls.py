@@ -104,6 +104,12 @@ def _new_instance(setup: Setup, _caller: str) -> Call:
     return Call(json={"image": IMAGE, "project_id": setup.a.id, "node_selector": NOWHERE})
 
 
+def _applied_instance(setup: Setup, caller: str) -> Call:
+    """A request that changes the labels of a new instance."""
+    body = {"image": IMAGE, "node_selector": NOWHERE, "labels": {"a": "b"}}
+    return Call(_created_instance(setup, caller).path, json=body)
+
+
 _GROUP = {"count": 2, "template": {"image": IMAGE, "node_selector": NOWHERE}}
 
 
@@ -133,6 +139,11 @@ def _reservation_body(setup: Setup) -> dict[str, Any]:
 def _reservation(setup: Setup, json: Any = None) -> Call:
     made = post(setup.admin, "/v1/reservations", **_reservation_body(setup))
     return Call({"reservation_id": made["id"]}, json=json)
+
+
+def _applied_reservation(setup: Setup, _caller: str) -> Call:
+    body = {**_reservation_body(setup), "name": _unique("applied")}
+    return Call({"name": body["name"]}, json=body)
 
 
 def _exec(setup: Setup, caller: str) -> Call:
@@ -295,6 +306,10 @@ CALLS: Mapping[str, Make] = {
     "list_instance_events": _running_instance,
     "explain_instance": _pending_instance,
     "create_instance": _new_instance,
+    "put_instance": _applied_instance,
+    "apply_instance": lambda setup, caller: Call(
+        {"name": _unique("applied")}, json=_new_instance(setup, caller).json
+    ),
     "update_instance": lambda setup, _: Call({"instance_id": setup.pending}, json={"labels": {"a": "b"}}),
     "delete_instance": _created_instance,
     "stop_instance": _created_instance,
@@ -310,6 +325,9 @@ CALLS: Mapping[str, Make] = {
     "list_instance_groups": _empty_call,
     "get_instance_group": lambda setup, _: _group(setup),
     "create_instance_group": lambda setup, _: Call(json={**_GROUP, "project_id": setup.a.id}),
+    "apply_instance_group": lambda setup, _: Call(
+        {"name": _unique("applied")}, json={**_GROUP, "project_id": setup.a.id}
+    ),
     "delete_instance_group": lambda setup, _: _group(setup),
     "stop_instance_group": lambda setup, _: _group(setup),
     "start_instance_group": _ended_group,
@@ -317,6 +335,7 @@ CALLS: Mapping[str, Make] = {
     "list_reservations": _empty_call,
     "get_reservation": lambda setup, _: _reservation(setup),
     "create_reservation": lambda setup, _: Call(json=_reservation_body(setup)),
+    "apply_reservation": _applied_reservation,
     "update_reservation": lambda setup, _: _reservation(setup, {"name": "renamed"}),
     "delete_reservation": lambda setup, _: _reservation(setup),
     "get_queue": _empty_call,
@@ -341,6 +360,9 @@ CALLS: Mapping[str, Make] = {
     "list_projects": _empty_call,
     "get_project": _project_a,
     "create_project": lambda _setup, _: Call(json={"name": _unique("project")}),
+    "apply_project": lambda setup, _: Call(
+        {"name": setup.a.name}, json={"labels": {"tenant": setup.a.name, "number": _unique("n")}}
+    ),
     "update_project": _labels_of_a,
     "delete_project": _project_to_delete,
     "list_members": _project_a,

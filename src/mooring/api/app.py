@@ -14,6 +14,7 @@ from mooring.api.openapi import docs, document
 from mooring.api.routes import (
     agent,
     api_keys,
+    applying,
     audit,
     commands,
     docker_context,
@@ -62,9 +63,9 @@ def _operations() -> tuple[BaseRoute, ...]:
     router = APIRouter()
     router.include_router(agent.frequent)
     for module in (
-        instances, instance_groups, reservations, queue, logs, commands, streams, port_links, nodes, gpus,
-        events, projects, users, api_keys, me, docker_context, ssh_keys, secrets, registries, audit, service,
-        agent, docs,
+        instances, instance_groups, reservations, applying, queue, logs, commands, streams, port_links, nodes,
+        gpus, events, projects, users, api_keys, me, docker_context, ssh_keys, secrets, registries, audit,
+        service, agent, docs,
     ):  # fmt: skip
         router.include_router(module.router)
     return tuple(router.routes)

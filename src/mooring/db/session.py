@@ -113,8 +113,11 @@ class Database:
             yield session
 
     @contextmanager
-    def write(self) -> Iterator[Session]:
+    def write(self, *, commit: bool = True) -> Iterator[Session]:
         """A session that commits at the end of the block, or rolls back if the block raises.
+
+        Args:
+            commit: False: roll back in the end, after everything that could fail; nobody is notified.
 
         Raises:
             OperationalError: cannot get the write lock in time, or cannot reach the database.
@@ -130,6 +133,9 @@ class Database:
             steps = sorted(session.info.pop(_AT_END, ()), key=itemgetter(0))
             for _step, write in steps:
                 write(session)
+            if not commit:
+                session.rollback()
+                return
             session.commit()
             if any(step is Ending.EVENTS for step, _write in steps):
                 self.written_at = time.monotonic()

@@ -50,6 +50,8 @@ COMMANDS: Final = (
             "start": Entry(f"{_CLI}.instances:start", "Start ended instances again."),
             "restart": Entry(f"{_CLI}.instances:restart", "Restart instances on the same GPUs."),
             "rm": Entry(f"{_CLI}.instances:rm", "Stop and delete instances."),
+            "apply": Entry(f"{_CLI}.apply:apply", "Create or change the resources of YAML files."),
+            "diff": Entry(f"{_CLI}.apply:diff", "Show what apply would change."),
             "wait": Entry(f"{_CLI}.instances:wait", "Wait until an instance has a state."),
             "explain": Entry(
                 f"{_CLI}.instances:explain", "Say why an instance waits, and when it will start."

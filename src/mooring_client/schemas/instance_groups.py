@@ -112,6 +112,10 @@ class InstanceGroupCreate(Body):
     master_port: Annotated[int, Field(ge=1, le=65535, description="port of rank 0, as MASTER_PORT")] = 29_500
 
 
+class InstanceGroupApply(InstanceGroupCreate):
+    """All that is requested of an instance group, as in a create. An omitted field has its default."""
+
+
 class GroupMember(Answer):
     rank: int
     instance_id: str
@@ -134,6 +138,8 @@ class GroupTemplateShown(InstanceSpec):
     """The spec of each member, as requested."""
 
     model_config = ConfigDict(extra="ignore", strict=False)
+
+    labels: dict[str, str] = {}
 
 
 class InstanceGroup(Answer):

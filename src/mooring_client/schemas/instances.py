@@ -25,6 +25,10 @@ class InstanceCreate(InstanceRequest):
     """A new instance. Only `image` is required; without `gpus`, the container has no GPU."""
 
 
+class InstanceApply(InstanceRequest):
+    """All that is requested of an instance, as in a create. An omitted field has its default."""
+
+
 class InstancePatch(Body):
     """The fields to change. Omitted fields stay unchanged."""
 

@@ -1,9 +1,10 @@
 """Schemas of projects, members and users."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from mooring_client.schemas.base import Answer, Body, Timestamp
 from mooring_client.schemas.spec import SecurityProfile
@@ -59,11 +60,9 @@ class ProjectCreate(Body):
     labels: Labels = {}
 
 
-class ProjectPatch(Body):
-    """The fields to change: owners may change name and labels, admins all. `quotas` are merged by key."""
+class ProjectSettings(Body):
+    """What can be changed of a project. The defaults are those of a new one."""
 
-    # The defaults are never used: only the fields that were sent are read.
-    name: Annotated[Name, Field(default_factory=str)]
     labels: Labels = {}
     quotas: QuotaValues = QuotaValues()
     weight: Annotated[float, Field(gt=0, le=1000, description="relative weight in fair sharing")] = 1
@@ -99,6 +98,44 @@ class ProjectPatch(Body):
     public_ports: Annotated[
         bool, Field(description="ports of its instances may be public: everybody reaches them by their URL")
     ] = False
+
+
+class ProjectPatch(ProjectSettings):
+    """The fields to change: owners may change name and labels, admins all. `quotas` are merged by key."""
+
+    # The defaults are never used: only the fields that were sent are read.
+    name: Annotated[Name, Field(default_factory=str)]
+
+
+class ProjectMember(Body):
+    """A member of a project. The user is named by `user_id` or by `email`."""
+
+    user_id: Annotated[Text | None, Field(max_length=64)] = None
+    email: Email | None = None
+    role: Annotated[Role, Field(strict=False)]
+
+    @model_validator(mode="after")
+    def _one_user(self) -> Self:
+        if (self.user_id is None) == (self.email is None):
+            raise PydanticCustomError("ambiguous_user", "give user_id or email, not both")
+        return self
+
+
+class ProjectApply(ProjectSettings):
+    """All that is requested of a project: omitted fields have their defaults, omitted quotas no limit.
+
+    Owners may change labels and members, admins all.
+    """
+
+    name: Name | None = None
+    members: Annotated[
+        list[ProjectMember] | None,
+        Field(
+            max_length=1000,
+            description="all members: others are removed, and their API keys of the project are revoked. "
+            "null: the members stay as they are",
+        ),
+    ] = None
 
 
 class Usage(Answer):

@@ -28,14 +28,24 @@ class ReservedGpus(Body):
     ] = None
 
 
-class ReservationCreate(Body):
+class ReservationApply(Body):
+    """All that is requested of a reservation, as in a create."""
+
+    name: Name | None = None
+    project_id: Annotated[Text | None, Field(max_length=64, description="null: your default project")] = None
+    gpus: ReservedGpus
+    from_at: Annotated[
+        RequestTime | None,
+        Field(alias="from", description="null: now. Of a reservation that has begun, any past time is equal"),
+    ] = None
+    to_at: Annotated[RequestTime, Field(alias="to")]
+
+
+class ReservationCreate(ReservationApply):
     """A new reservation. During its period, only the project's instances run on its GPUs."""
 
     name: Name
-    project_id: Annotated[Text | None, Field(max_length=64, description="null: your default project")] = None
-    gpus: ReservedGpus
     from_at: Annotated[RequestTime | None, Field(alias="from", description="null: now")] = None
-    to_at: Annotated[RequestTime, Field(alias="to")]
 
 
 def _now() -> datetime:

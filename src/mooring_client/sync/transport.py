@@ -11,7 +11,7 @@ import httpx
 
 import mooring_client
 from mooring_client import answers
-from mooring_client.calls import Call, T
+from mooring_client.calls import AppliedResource, Call, T
 from mooring_client.endpoint import Endpoint
 from mooring_client.errors import MooringError
 from mooring_client.failures import BadAnswer, ConnectionFailed
@@ -62,6 +62,14 @@ class Transport:
             ConnectionFailed: the server could not be reached, or did not answer in time.
             BadAnswer: the answer is not one of Mooring.
         """
+        return call.read((self._answer(call)).content)
+
+    def apply(self, call: Call[T]) -> AppliedResource[T]:
+        """As `send`, for a request with all fields of a resource."""
+        response = self._answer(call)
+        return AppliedResource(call.read(response.content), response.headers.get("Mooring-Applied", ""))
+
+    def _answer(self, call: Call[T]) -> httpx.Response:
         request, attempts = self._request(call), Attempts(self.max_retries)
         while True:
             failure: MooringError | ConnectionFailed
@@ -71,7 +79,7 @@ class Transport:
                 failure = self._lost(error)
             else:
                 if response.is_success:
-                    return call.read(response.content)
+                    return response
                 failure = _failure(response)
             sleep(attempts.pause_after(failure))
 

@@ -44,7 +44,7 @@ def test_an_unknown_method_is_405(shared: Client, method: str, path: str) -> Non
 
 def test_a_405_lists_the_allowed_methods(shared: Client) -> None:
     assert shared.options("/v1/instances").headers["allow"] == "GET, POST"
-    assert shared.options("/v1/instances/x").headers["allow"] == "DELETE, GET, PATCH"
+    assert shared.options("/v1/instances/x").headers["allow"] == "DELETE, GET, PATCH, PUT"
 
 
 def test_valid_request_ids_are_echoed_and_others_are_replaced(shared: Client) -> None:

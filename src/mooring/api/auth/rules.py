@@ -70,6 +70,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "list_instance_events": _read_rule(_READ),
     "explain_instance": _read_rule(_READ, cost=SCHEDULER_COST),
     "create_instance": replace(_action_rule(_WRITE, "instance.create"), own_turns=True),
+    "put_instance": _action_rule(_WRITE, "instance.apply"),
+    "apply_instance": _action_rule(_WRITE, "instance.apply"),
     "update_instance": _action_rule(_WRITE, "instance.update"),
     "delete_instance": replace(_action_rule(_WRITE, "instance.delete"), own_turns=True),
     "stop_instance": _action_rule(_WRITE, "instance.stop"),
@@ -84,6 +86,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "get_instance_group": _read_rule(_READ),
     "explain_instance_group": _read_rule(_READ, cost=SCHEDULER_COST),
     "create_instance_group": _action_rule(_WRITE, "instance_group.create"),
+    "apply_instance_group": _action_rule(_WRITE, "instance_group.apply"),
     "delete_instance_group": _action_rule(_WRITE, "instance_group.delete"),
     "stop_instance_group": _action_rule(_WRITE, "instance_group.stop"),
     "start_instance_group": _action_rule(_WRITE, "instance_group.start"),
@@ -91,6 +94,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "list_reservations": _read_rule(_READ),
     "get_reservation": _read_rule(_READ),
     "create_reservation": _action_rule(_ADMIN, "reservation.create"),
+    "apply_reservation": _action_rule(_ADMIN, "reservation.apply"),
     "update_reservation": _action_rule(_ADMIN, "reservation.update"),
     "delete_reservation": _action_rule(_ADMIN, "reservation.delete"),
     # the queue hides who owns the entries of other projects; list_instance_types also shows what is free
@@ -119,6 +123,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "list_projects": _read_rule(_READ),
     "get_project": _read_rule(_READ),
     "create_project": _action_rule(_ADMIN, "project.create"),
+    "apply_project": _action_rule(_OWN, "project.apply"),  # as update_project; only admins create one
     "update_project": _action_rule(_OWN, "project.update"),  # quotas, weight, images and profile: admins only
     "delete_project": _action_rule(_ADMIN, "project.delete"),
     "list_members": _read_rule(_READ),

@@ -21,6 +21,7 @@ from mooring.db import failures
 from mooring.db.types import new_id
 from mooring_client import errors
 from mooring_client.errors import MooringError
+from mooring_client.schemas import pointers
 from mooring_client.schemas.base import LONGEST_DETAIL, LONGEST_PATH, PROBLEM_MEDIA_TYPE, Json
 
 log = logging.getLogger(__name__)
@@ -146,7 +147,7 @@ def _message(item: Mapping[str, Any]) -> str:
 def _escaped(part: str) -> str:
     # A key may contain any character, including NUL and lone surrogates.
     shown = "".join(character if character.isprintable() else "\ufffd" for character in part[:200])
-    return shown.replace("~", "~0").replace("/", "~1")
+    return pointers.escaped(shown)
 
 
 def _code(item: Mapping[str, Any]) -> str:

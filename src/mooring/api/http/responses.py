@@ -7,6 +7,7 @@ from fastapi import Depends, Header
 from pydantic_core import to_json
 from starlette.responses import Response
 
+from mooring.control.concurrency import ANY_VERSION
 from mooring.control.idempotency import StoredAnswer
 from mooring_client.schemas.base import Json
 
@@ -37,8 +38,10 @@ async def _if_match(  # async: FastAPI runs other dependencies in a thread
         Header(max_length=64, description='the ETag that you read, such as `"5"`; 412 if it is out of date'),
     ] = None,
 ) -> int | None:
-    if if_match is None or if_match.strip() == "*":
+    if if_match is None:
         return None
+    if if_match.strip() == "*":
+        return ANY_VERSION
     value = if_match.strip().removeprefix("W/").strip('"')
     # A string that we never issued as an ETag matches no version.
     return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else -1

@@ -116,4 +116,4 @@ def _add_examples(document: Json) -> None:
     for _path, _method, operation in shared_responses.operations(document):
         for kind, content in operation["responses"].get("200", {}).get("content", {}).items():
             if (name := f"{operation['operationId']} {kind}") in examples:
-                content["example"] = examples[name][0]
+                content["example"] = resolved(examples[name][0])

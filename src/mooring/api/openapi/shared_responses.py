@@ -46,6 +46,10 @@ HEADERS: Json = {
         "description": "path of the created resource",
         "schema": {"type": "string", "format": "uri-reference", "maxLength": 1024},
     },
+    "Mooring-Applied": {
+        "description": "what a PUT of all fields has done",
+        "schema": {"type": "string", "enum": ["created", "changed", "unchanged"]},
+    },
     "Idempotency-Replayed": {
         "description": "`true` if this repeats the response to the first request with this key",
         "schema": {"type": "string", "enum": ["true"]},

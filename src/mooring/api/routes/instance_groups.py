@@ -83,7 +83,7 @@ async def create_instance_group(
         row = instance_groups.create(session, call.access, project, body)
         if is_immediate:
             explain.place_now(session, context.scheduler_cache, instance_groups.members(session, row))
-        return _answer(context, session, row, status=201, location=True)
+        return answer_of(context, session, row, 201)
 
     is_immediate = body.template.on_capacity == "fail"
     if is_immediate:
@@ -91,18 +91,13 @@ async def create_instance_group(
     return await run_in_threadpool(transactions.idempotent, context, call, act)
 
 
-def _answer(
-    context: Context,
-    session: Session,
-    row: tables.InstanceGroup,
-    status: int = 200,
-    *,
-    location: bool = False,
+def answer_of(
+    context: Context, session: Session, row: tables.InstanceGroup, status: int = 200
 ) -> StoredAnswer:
     session.flush()
     content = group_views.group(session, row, context.scheduler_cache.positions)
     headers = responses.etag(content["version"])
-    if location:
+    if status == 201:
         headers["Location"] = f"/v1/instance-groups/{row.id}"
     return responses.json_answer(content, status, headers)
 
@@ -134,7 +129,7 @@ def list_instance_groups(
 def get_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get an instance group. Shows the group and its members."""
     with context.database.read() as session:
-        return responses.respond(_answer(context, session, instance_groups.get(session, access, group_id)))
+        return responses.respond(answer_of(context, session, instance_groups.get(session, access, group_id)))
 
 
 @router.delete(
@@ -149,7 +144,7 @@ def delete_instance_group(group_id: str, context: Ctx, access: CurrentAccess, if
 
     def act(session: Session) -> StoredAnswer:
         row = instance_groups.delete(session, access, group_id, if_match)
-        return _answer(context, session, row, status=202)
+        return answer_of(context, session, row, 202)
 
     return transactions.audited(context, access, act)
 
@@ -171,7 +166,7 @@ def stop_instance_group(
 
     def act(session: Session) -> StoredAnswer:
         row = instance_groups.stop(session, call.access, group_id, body.timeout_s, BY_USER)
-        return _answer(context, session, row, status=202)
+        return answer_of(context, session, row, 202)
 
     return transactions.idempotent(context, call, act)
 
@@ -188,7 +183,7 @@ def start_instance_group(group_id: str, context: Ctx, call: CurrentCall) -> Resp
 
     def act(session: Session) -> StoredAnswer:
         row = instance_groups.start(session, call.access, group_id)
-        return _answer(context, session, row, status=202)
+        return answer_of(context, session, row, 202)
 
     return transactions.idempotent(context, call, act)
 

@@ -111,7 +111,7 @@ async def create_instance(
         row = instances.create(session, call.access, project, body)
         if body.on_capacity == "fail":
             explain.place_now(session, context.scheduler_cache, [row])
-        return _answer(context, session, row, status=201, location=True)
+        return answer_of(context, session, row, 201)
 
     if body.on_capacity == "fail":
         count_request(request, caller, ActionClass.WRITE, IMMEDIATE_EXTRA)
@@ -137,11 +137,9 @@ def _dry_run(context: Context, access: Access, body: InstanceCreate) -> Response
     return responses.respond(responses.json_answer(content))
 
 
-def _answer(
-    context: Context, session: Session, row: tables.Instance, status: int = 200, *, location: bool = False
-) -> StoredAnswer:
+def answer_of(context: Context, session: Session, row: tables.Instance, status: int = 200) -> StoredAnswer:
     headers = responses.etag(row.version)
-    if location:
+    if status == 201:
         headers["Location"] = f"/v1/instances/{row.id}"
     positions = context.scheduler_cache.positions
     shown = instance_views.instance(session, row, positions, context.port_urls)
@@ -176,7 +174,7 @@ def _page(context: Context, access: Access, params: InstanceQuery) -> bytes:
 def get_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get an instance. Shows its request, its state and its placement."""
     with context.database.read() as session:
-        return responses.respond(_answer(context, session, instances.get(session, access, instance_id)))
+        return responses.respond(answer_of(context, session, instances.get(session, access, instance_id)))
 
 
 @router.patch(
@@ -193,7 +191,7 @@ def update_instance(
 
     def act(session: Session) -> StoredAnswer:
         row = instances.patch(session, access, instance_id, changes, if_match)
-        return _answer(context, session, row)
+        return answer_of(context, session, row)
 
     return transactions.audited(context, access, act)
 
@@ -213,7 +211,7 @@ async def delete_instance(
     def act(session: Session) -> StoredAnswer:
         with session.no_autoflush:  # write all rows of a batch in one flush
             row = instances.delete(session, access, instance_id, if_match)
-            return _answer(context, session, row, status=202)
+            return answer_of(context, session, row, 202)
 
     return await transactions.batched_delete(context, access, instance_id, act)
 
@@ -238,7 +236,7 @@ def stop_instance(
 
     def act(session: Session) -> StoredAnswer:
         row = instances.stop(session, call.access, instance_id, body.timeout_s, BY_USER)
-        return _answer(context, session, row, status=202)
+        return answer_of(context, session, row, 202)
 
     return transactions.idempotent(context, call, act)
 
@@ -255,7 +253,7 @@ def start_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Respons
 
     def act(session: Session) -> StoredAnswer:
         row = instances.start(session, call.access, instance_id)
-        return _answer(context, session, row, status=202)
+        return answer_of(context, session, row, 202)
 
     return transactions.idempotent(context, call, act)
 
@@ -272,7 +270,7 @@ def restart_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Respo
 
     def act(session: Session) -> StoredAnswer:
         row = instances.restart(session, call.access, instance_id)
-        return _answer(context, session, row, status=202)
+        return answer_of(context, session, row, 202)
 
     return transactions.idempotent(context, call, act)
 

@@ -1,6 +1,5 @@
 """`/v1/projects`: projects and their members."""
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -48,7 +47,7 @@ def create_project(body: ProjectCreate, context: Ctx, call: CurrentCall) -> Resp
 
     def act(session: Session) -> StoredAnswer:
         row = projects.create(session, call.access, body.name, body.labels)
-        return _answer(session, row, 201, {"Location": f"/v1/projects/{row.id}"})
+        return answer_of(session, row, 201)
 
     return transactions.idempotent(context, call, act)
 
@@ -70,14 +69,14 @@ def list_projects(context: Ctx, access: CurrentAccess, params: Annotated[Project
 def get_project(project_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get a project. Shows its quotas, its other limits and its usage."""
     with context.database.read() as session:
-        return responses.respond(_answer(session, projects.get(session, access, project_id)))
+        return responses.respond(answer_of(session, projects.get(session, access, project_id)))
 
 
-def _answer(
-    session: Session, row: tables.Project, status: int = 200, headers: Mapping[str, str] | None = None
-) -> StoredAnswer:
-    content = tenant_views.project(row, quotas.usage(session, row))
-    return responses.json_answer(content, status, {**etag(row.version), **(headers or {})})
+def answer_of(session: Session, row: tables.Project, status: int = 200) -> StoredAnswer:
+    headers = etag(row.version)
+    if status == 201:
+        headers["Location"] = f"/v1/projects/{row.id}"
+    return responses.json_answer(tenant_views.project(row, quotas.usage(session, row)), status, headers)
 
 
 @router.patch(
@@ -96,7 +95,7 @@ def update_project(
 
     def act(session: Session) -> StoredAnswer:
         row = projects.patch(session, access, project_id, changes, default, if_match, sso_names)
-        return _answer(session, row)
+        return answer_of(session, row)
 
     return transactions.audited(context, access, act)
 

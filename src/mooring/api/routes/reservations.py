@@ -65,12 +65,12 @@ def create_reservation(body: ReservationCreate, context: Ctx, call: CurrentCall)
         row = reservations.create(
             session, call.access, context.scheduler_cache, project, body.name, gpus, body.from_at, body.to_at
         )
-        return _answer(session, row, 201)
+        return answer_of(session, row, 201)
 
     return transactions.idempotent(context, call, act)
 
 
-def _answer(session: Session, row: tables.Reservation, status: int = 200) -> StoredAnswer:
+def answer_of(session: Session, row: tables.Reservation, status: int = 200) -> StoredAnswer:
     session.flush()
     headers = etag(row.version)
     if status == 201:
@@ -127,7 +127,7 @@ def list_reservations(
 def get_reservation(reservation_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get a reservation. Shows its period and its GPUs."""
     with context.database.read() as session:
-        return responses.respond(_answer(session, reservations.get(session, access, reservation_id)))
+        return responses.respond(answer_of(session, reservations.get(session, access, reservation_id)))
 
 
 @router.patch(
@@ -144,7 +144,7 @@ def update_reservation(
 
     def act(session: Session) -> StoredAnswer:
         row = reservations.patch(session, access, context.scheduler_cache, reservation_id, changes, if_match)
-        return _answer(session, row)
+        return answer_of(session, row)
 
     return transactions.audited(context, access, act)
 

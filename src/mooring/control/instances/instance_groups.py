@@ -23,7 +23,7 @@ from mooring.core.instance.state import ENDED
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Instance, InstanceGroup, Project
-from mooring.db.types import new_id, now
+from mooring.db.types import JsonObject, new_id, now
 from mooring_client.errors import (
     HostNetworkNotAllowed,
     InvalidTransition,
@@ -57,7 +57,7 @@ def create(session: Session, access: Access, into: Project, body: InstanceGroupC
     quotas.require_within_quota(session, project, template, body.count)
     row = InstanceGroup(
         id=new_id(ids.INSTANCE_GROUP), project_id=project.id, name=name, labels=body.labels,
-        count=body.count, template=template.spec(), on_member_failure=body.on_member_failure,
+        count=body.count, template=template_of(body), on_member_failure=body.on_member_failure,
         network=body.network.mode, encrypted=body.network.encrypted, master_port=body.master_port,
         restarts=0, desired_state=DesiredState.RUNNING, reason=None, version=0, created_at=now(),
     )  # fmt: skip
@@ -71,6 +71,11 @@ def create(session: Session, access: Access, into: Project, body: InstanceGroupC
     _changed(session, row)
     audit_log.record(session, access, row.id, project.id, after=_described(row))
     return row
+
+
+def template_of(body: InstanceGroupCreate) -> JsonObject:
+    """The template as stored: the spec of each member, and the labels that only members have."""
+    return {**body.template.spec(), "labels": body.template.labels}
 
 
 def members(session: Session, row: InstanceGroup) -> Sequence[Instance]:
@@ -100,7 +105,7 @@ def _require_free_name(session: Session, project_id: str, name: str) -> None:
     row = session.scalar(query)
     if row is None:
         return
-    if not _is_gone(session, row):
+    if not is_gone(session, row):
         raise NameTaken(f"an instance group named {name} exists; choose another name", name=name)
     row.deleted_at = now()  # the group answers 404 already
     session.flush()
@@ -124,13 +129,13 @@ def get(session: Session, access: Access, group_id: str) -> InstanceGroup:
         Forbidden: the caller may see it, but may not do this.
     """
     row = session.get(InstanceGroup, group_id)
-    if row is None or row.deleted_at is not None or _is_gone(session, row):
+    if row is None or row.deleted_at is not None or is_gone(session, row):
         raise NotFound(f"no instance group {group_id}")
     access.require(row.project_id, f"no instance group {group_id}")
     return row
 
 
-def _is_gone(session: Session, row: InstanceGroup) -> bool:
+def is_gone(session: Session, row: InstanceGroup) -> bool:
     """Whether the group is being deleted and has no member left; its row may not be marked as deleted yet."""
     if row.desired_state is not DesiredState.DELETED:
         return False

@@ -4,7 +4,7 @@ Users set `desired_state`, nodes report what runs, and `move` applies the result
 one other writer: `placements.assign`, which moves many instances from pending to scheduled at once.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -108,8 +108,14 @@ def patch(
     if "max_duration_s" in changes:
         locks.placing(session)  # a reservation made at the same time relies on the instance's present end
     row, _node = locks.instance(session, access, instance_id)
-    if changes.keys() != {"labels"}:
-        group_members.require_not_in_group(session, "change", access, row)
+    return change(session, access, row, changes, if_match)
+
+
+def change(
+    session: Session, access: Access, row: Instance, changes: Mapping[str, Any], if_match: int | None
+) -> Instance:
+    """As `patch`, for a locked instance. If max_duration_s changes, the placement lock was taken before."""
+    require_changeable(session, access, row, changes)
     concurrency.require_current_version("instance", row.version, if_match)
     before, stored_before = _values(row, changes), storage.size(row.spec, row.labels)
     if changes.get("name", row.name) != row.name:
@@ -136,6 +142,12 @@ def patch(
     was, became = audit_log.changes(before, _values(row, changes))
     audit_log.record(session, access, row.id, row.project_id, before=was, after=became)
     return row
+
+
+def require_changeable(session: Session, access: Access, row: Instance, fields: Collection[str]) -> None:
+    """Raises MemberOfGroup: it is a member of a group, and the change is not only one of its labels."""
+    if set(fields) != {"labels"}:
+        group_members.require_not_in_group(session, "change", access, row)
 
 
 def _count_patched(session: Session, row: Instance, stored_before: int, *, labelled: bool) -> None:

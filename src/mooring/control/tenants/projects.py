@@ -35,11 +35,17 @@ def new(name: str, labels: JsonObject) -> Project:
 
 def create(session: Session, access: Access, name: str, labels: JsonObject) -> Project:
     """Raises NameTaken."""
+    row = insert(session, name, labels)
+    audit_log.record(session, access, row.id, row.id, after={"name": name, "labels": labels})
+    return row
+
+
+def insert(session: Session, name: str, labels: JsonObject) -> Project:
+    """As `create`, without the row in the audit log."""
     _require_free_name(session, name)
     row = new(name, labels)
     session.add(row)
     session.flush()
-    audit_log.record(session, access, row.id, row.id, after={"name": name, "labels": labels})
     return row
 
 
@@ -106,8 +112,6 @@ def patch(
     """
     row = locked(session, access, project_id)
     concurrency.require_current_version("project", row.version, if_match)
-    if not access.caller.is_admin and not changes.keys() <= OWNERS_FIELDS:
-        raise lacking(Permission.ADMIN)
     before = described(row)
     if changes.get("name", row.name) != row.name:
         if not access.caller.is_admin and changes["name"] in reserved_names:
@@ -116,14 +120,29 @@ def patch(
             raise DefaultProject("the default project cannot be renamed")
         _require_free_name(session, changes["name"])
         _change_versions(session, row.id)
-    for field, value in changes.items():
-        setattr(row, field, {**row.quotas, **value} if field == "quotas" else value)
-    row.node_selector = row.node_selector or None
-    row.version += 1
+    change(session, access, row, changes)
     was, became = audit_log.changes(before, described(row))
     audit_log.record(session, access, row.id, row.id, before=was, after=became)
-    notify(session, Topic.SCHEDULE)  # a higher quota or other nodes may let instances start
     return row
+
+
+def change(session: Session, access: Access, row: Project, changes: Mapping[str, Any]) -> None:
+    """Change fields of a locked project, without a row in the audit log.
+
+    Raises:
+        Forbidden: only admins may set one of the fields.
+    """
+    if not access.caller.is_admin and not changes.keys() <= OWNERS_FIELDS:
+        raise lacking(Permission.ADMIN)
+    set_fields(row, changes)
+    row.version += 1
+    notify(session, Topic.SCHEDULE)  # a higher quota or other nodes may let instances start
+
+
+def set_fields(row: Project, values: Mapping[str, Any]) -> None:
+    for field, value in values.items():
+        setattr(row, field, {**row.quotas, **value} if field == "quotas" else value)
+    row.node_selector = row.node_selector or None
 
 
 def _change_versions(session: Session, project_id: str) -> None:
@@ -184,13 +203,21 @@ def put_member(session: Session, access: Access, project_id: str, user_id: str, 
         NotFound: no such project or user.
     """
     locked(session, access, project_id)
+    before = session.get(Member, (project_id, user_id))
+    was = {"role": str(before.role)} if before else None
+    row = set_role(session, access, project_id, user_id, role)
+    audit_log.record(session, access, user_id, project_id, before=was, after={"role": str(role)})
+    return row
+
+
+def set_role(session: Session, access: Access, project_id: str, user_id: str, role: Role) -> Member:
+    """As `put_member`, in a locked project, and without the row in the audit log."""
     # Takes the lock that the insert of the membership needs, before reading: a concurrent delete of the user
     # has either committed, or waits and then finds the membership.
     user = session.get(User, user_id, with_for_update={"read": True, "key_share": True})
     if user is None or user.deleted_at is not None:
         raise NotFound(f"no user {user_id}")
-    row = session.get(Member, (project_id, user_id))
-    before = {"role": str(row.role)} if row else None
+    row = session.get(Member, (project_id, user_id), populate_existing=True)
     if row is None:
         row_limits.require_room(session, Member, project_id)
         row = Member(
@@ -204,7 +231,6 @@ def put_member(session: Session, access: Access, project_id: str, user_id: str, 
     row.role = role
     row.by_admin = row.by_admin or access.caller.is_admin
     session.flush()
-    audit_log.record(session, access, user_id, project_id, before=before, after={"role": str(role)})
     return row
 
 
@@ -224,6 +250,12 @@ def delete_member(session: Session, access: Access, project_id: str, user_id: st
     row = session.get(Member, (project_id, user_id))
     if row is None:
         raise NotFound(f"no member {user_id} in this project")
-    session.delete(row)
-    api_keys.revoke_all(session, (ApiKey.project_id == project_id) & (ApiKey.user_id == user_id))
+    remove_member(session, row)
     audit_log.record(session, access, user_id, project_id, before={"role": str(row.role)})
+
+
+def remove_member(session: Session, row: Member) -> None:
+    """Delete a membership and revoke the user's keys of the project, without a row in the audit log."""
+    session.delete(row)
+    of_member = (ApiKey.project_id == row.project_id) & (ApiKey.user_id == row.user_id)
+    api_keys.revoke_all(session, of_member)

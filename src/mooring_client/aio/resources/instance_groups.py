@@ -6,7 +6,8 @@ from typing import Any, Literal
 from mooring_client.aio.paging import AsyncPages
 from mooring_client.aio.resources.base import AsyncResource
 from mooring_client.answers import model
-from mooring_client.calls import Call, body, if_match, path
+from mooring_client.calls import AppliedResource, Call, body, if_match, path
+from mooring_client.schemas.applying import ApplyPlan
 from mooring_client.schemas.instance_groups import GroupExplanation, InstanceGroup, InstanceGroupList
 
 
@@ -46,6 +47,80 @@ class AsyncInstanceGroups(AsyncResource):
                     network=network,
                     master_port=master_port,
                 ),
+            )
+        )
+
+    async def apply(
+        self,
+        name: str,
+        *,
+        count: int,
+        template: Mapping[str, Any],
+        project_id: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        on_member_failure: Literal["fail_group", "restart_member"] | None = None,
+        network: Mapping[str, Any] | None = None,
+        master_port: int | None = None,
+        version: int | None = None,
+    ) -> AppliedResource[InstanceGroup]:
+        """Create the group of this name, unless there is one with these fields.
+
+        Args:
+            version: only if the group has this version (PreconditionFailed).
+
+        Raises:
+            RequiresReplacement: a field differs; none can be changed.
+        """
+        return await self._transport.apply(
+            Call(
+                operation="apply_instance_group",
+                method="PUT",
+                path=path("/v1/instance-groups/by-name/{}", name),
+                read=model(InstanceGroup),
+                body=body(
+                    count=count,
+                    template=template,
+                    project_id=project_id,
+                    labels=labels,
+                    on_member_failure=on_member_failure,
+                    network=network,
+                    master_port=master_port,
+                ),
+                headers=if_match(version),
+            )
+        )
+
+    async def plan(
+        self,
+        name: str,
+        *,
+        count: int,
+        template: Mapping[str, Any],
+        project_id: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        on_member_failure: Literal["fail_group", "restart_member"] | None = None,
+        network: Mapping[str, Any] | None = None,
+        master_port: int | None = None,
+        version: int | None = None,
+    ) -> ApplyPlan:
+        """What `apply` would do with these arguments. It changes nothing, and raises what `apply` would."""
+        return await self._transport.send(
+            Call(
+                operation="apply_instance_group",
+                method="PUT",
+                path=path("/v1/instance-groups/by-name/{}", name),
+                read=model(ApplyPlan),
+                params={"dry_run": True},
+                body=body(
+                    count=count,
+                    template=template,
+                    project_id=project_id,
+                    labels=labels,
+                    on_member_failure=on_member_failure,
+                    network=network,
+                    master_port=master_port,
+                ),
+                headers=if_match(version),
             )
         )
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Unpack
 
 from mooring_client.aio.paging import AsyncPages
+from mooring_client.aio.resources.instance_applies import AsyncInstanceApplies
 from mooring_client.aio.resources.instance_streams import AsyncInstanceStreams
 from mooring_client.answers import model
 from mooring_client.calls import UNSET, Call, Unset, body, changes, if_match, path
@@ -30,7 +31,7 @@ from mooring_client.schemas.port_links import CreatedPortLink
 _LONGEST_POLL_S = 30
 
 
-class AsyncInstances(AsyncInstanceStreams):
+class AsyncInstances(AsyncInstanceApplies, AsyncInstanceStreams):
     """Containers with GPUs: `client.instances`."""
 
     async def create(self, image: str, **fields: Unpack[InstanceFields]) -> Instance:

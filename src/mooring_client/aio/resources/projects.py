@@ -1,13 +1,15 @@
 """Projects, and their members."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from mooring_client.aio.paging import AsyncPages
 from mooring_client.aio.resources.base import AsyncResource
 from mooring_client.answers import model, nothing
-from mooring_client.calls import UNSET, Call, Unset, body, changes, if_match, path
-from mooring_client.schemas.projects import Member, MemberList, Project, ProjectList, Role
+from mooring_client.calls import UNSET, AppliedResource, Call, Unset, body, changes, if_match, path
+from mooring_client.fields import ProjectFields
+from mooring_client.schemas.applying import ApplyPlan
+from mooring_client.schemas.projects import Member, MemberList, Project, ProjectList, ProjectMember, Role
 
 
 class AsyncProjects(AsyncResource):
@@ -22,6 +24,53 @@ class AsyncProjects(AsyncResource):
                 path="/v1/projects",
                 read=model(Project),
                 body=body(name=name, labels=labels),
+            )
+        )
+
+    async def apply(
+        self,
+        name: str,
+        *,
+        members: Sequence[ProjectMember | Mapping[str, str]] | None = None,
+        version: int | None = None,
+        **fields: Unpack[ProjectFields],
+    ) -> AppliedResource[Project]:
+        """Create the project of this name, or change it to these settings.
+
+        Args:
+            members: all members, each with `role` and `user_id` or `email`; others are removed. None: the
+                members stay as they are.
+            version: change it only if it has this version (PreconditionFailed).
+        """
+        return await self._transport.apply(
+            Call(
+                operation="apply_project",
+                method="PUT",
+                path=path("/v1/projects/by-name/{}", name),
+                read=model(Project),
+                body=body(members=members, **fields),
+                headers=if_match(version),
+            )
+        )
+
+    async def plan(
+        self,
+        name: str,
+        *,
+        members: Sequence[ProjectMember | Mapping[str, str]] | None = None,
+        version: int | None = None,
+        **fields: Unpack[ProjectFields],
+    ) -> ApplyPlan:
+        """What `apply` would do with these arguments. It changes nothing, and raises what `apply` would."""
+        return await self._transport.send(
+            Call(
+                operation="apply_project",
+                method="PUT",
+                path=path("/v1/projects/by-name/{}", name),
+                read=model(ApplyPlan),
+                params={"dry_run": True},
+                body=body(members=members, **fields),
+                headers=if_match(version),
             )
         )
 

@@ -25,13 +25,14 @@ from mooring_client.schemas.instances import (
 )
 from mooring_client.schemas.port_links import CreatedPortLink
 from mooring_client.sync.paging import Pages
+from mooring_client.sync.resources.instance_applies import InstanceApplies
 from mooring_client.sync.resources.instance_streams import InstanceStreams
 
 # The server answers a wait after this time at the latest, so that proxies do not close the connection.
 _LONGEST_POLL_S = 30
 
 
-class Instances(InstanceStreams):
+class Instances(InstanceApplies, InstanceStreams):
     """Containers with GPUs: `client.instances`."""
 
     def create(self, image: str, **fields: Unpack[InstanceFields]) -> Instance:

@@ -6,7 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from mooring_client.answers import model, nothing
-from mooring_client.calls import UNSET, Call, Unset, body, changes, if_match, path
+from mooring_client.calls import UNSET, AppliedResource, Call, Unset, body, changes, if_match, path
+from mooring_client.schemas.applying import ApplyPlan
 from mooring_client.schemas.reservations import Reservation, ReservationList, ReservedGpus
 from mooring_client.sync.paging import Pages
 from mooring_client.sync.resources.base import Resource
@@ -38,6 +39,59 @@ class Reservations(Resource):
                 body=body(
                     **{"name": name, "gpus": gpus, "to": to_at, "from": from_at, "project_id": project_id}
                 ),
+            )
+        )
+
+    def apply(
+        self,
+        name: str,
+        *,
+        gpus: ReservedGpus | Mapping[str, Any],
+        to_at: datetime | str,
+        from_at: datetime | str | None = None,
+        project_id: str | None = None,
+        version: int | None = None,
+    ) -> AppliedResource[Reservation]:
+        """Create the reservation of this name, or change its period.
+
+        Args:
+            from_at: None: now; of a reservation that has begun, its start.
+            version: only if the reservation has this version (PreconditionFailed).
+
+        Raises:
+            RequiresReplacement: `gpus` differs, which cannot be changed. Nothing was changed.
+        """
+        return self._transport.apply(
+            Call(
+                operation="apply_reservation",
+                method="PUT",
+                path=path("/v1/reservations/by-name/{}", name),
+                read=model(Reservation),
+                body=body(**{"gpus": gpus, "to": to_at, "from": from_at, "project_id": project_id}),
+                headers=if_match(version),
+            )
+        )
+
+    def plan(
+        self,
+        name: str,
+        *,
+        gpus: ReservedGpus | Mapping[str, Any],
+        to_at: datetime | str,
+        from_at: datetime | str | None = None,
+        project_id: str | None = None,
+        version: int | None = None,
+    ) -> ApplyPlan:
+        """What `apply` would do with these arguments. It changes nothing, and raises what `apply` would."""
+        return self._transport.send(
+            Call(
+                operation="apply_reservation",
+                method="PUT",
+                path=path("/v1/reservations/by-name/{}", name),
+                read=model(ApplyPlan),
+                params={"dry_run": True},
+                body=body(**{"gpus": gpus, "to": to_at, "from": from_at, "project_id": project_id}),
+                headers=if_match(version),
             )
         )
 

@@ -1,0 +1,1 @@
+"""Files that describe resources, for `mooring apply` and `mooring diff`."""
