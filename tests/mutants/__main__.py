@@ -37,6 +37,7 @@ LINKED = (
     "tests/contract/.venv",
     "tests/sso/node_modules",
     "tests/jupyter/.venv",
+    "tests/ansible/.venv",
 )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from mooring.db.tables import AuditEntry
+from mooring.db.tables import AuditEntry, Instance
 from mooring_client.schemas.spec import InstanceSpec
 from tests.api.conftest import Sandbox
 from tests.concurrency import run_concurrently
@@ -137,6 +137,18 @@ class TestUnchanged:
         shared.delete(f"/v1/instances/{made['id']}")
         assert shared.put(_by_name("finished"), json=different).status_code == 201
 
+    def test_a_field_that_was_stored_by_another_release_is_no_difference(
+        self, shared_service: RunningService, shared: Client
+    ) -> None:
+        made = _apply(shared, "older", priority=7).json()
+        _settled(shared, made["id"])
+        with shared_service.plane.database.write() as session:
+            row = session.get_one(Instance, made["id"])
+            stored = {name: value for name, value in row.spec.items() if name != "attach"}
+            row.spec = {**stored, "of_a_newer_release": 1}
+        assert _apply(shared, "older", priority=7).headers["mooring-applied"] == "unchanged"
+        assert _apply(shared, "older", priority=8).headers["mooring-applied"] == "changed"
+
 
 class TestChanged:
     def test_what_a_patch_can_change_is_changed(self, shared_service: RunningService, shared: Client) -> None:
@@ -221,8 +233,8 @@ class TestBeingDeleted:
         found = problem(client.put(_by_name("leaving"), json=body), 409, "being_deleted")
         assert (found["id"], found["retryable"]) == (made.instance_id, True)
         problem(client.put(f"/v1/instances/{made.instance_id}", json=body), 409, "being_deleted")
-        sandbox.sync()
-        wait_until(lambda: client.get(f"/v1/instances/{made.instance_id}").status_code == 404)
+        path = f"/v1/instances/{made.instance_id}"
+        wait_until(lambda: sandbox.sync() and client.get(path).status_code == 404)
         answer = client.put(_by_name("leaving"), json=body)
         assert answer.status_code == 201
         sandbox.created_ids.append(answer.json()["id"])

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from mooring.db.tables import InstanceGroup
 from tests.api.conftest import Sandbox
 from tests.concurrency import run_concurrently
 from tests.nodes import observed
@@ -59,6 +60,19 @@ def test_what_is_read_can_be_written_back(shared: Client) -> None:
         shared.delete(f"{GROUPS}/{made['id']}")
 
 
+def test_a_group_of_an_earlier_release_is_compared_without_the_labels_of_its_template(
+    shared_service: RunningService, shared: Client
+) -> None:
+    made = shared.put(_by_name("earlier"), json=FULL).json()
+    with shared_service.plane.database.write() as session:
+        row = session.get_one(InstanceGroup, made["id"])
+        row.template = {name: value for name, value in row.template.items() if name != "labels"}
+    other = {**FULL, "template": {**TEMPLATE, "labels": {"x": "y"}}}
+    for body in (FULL, other):
+        assert shared.put(_by_name("earlier"), json=body).headers["mooring-applied"] == "unchanged"
+    assert shared.put(_by_name("earlier"), json={**FULL, "count": 1}).status_code == 409
+
+
 @pytest.mark.parametrize(
     ("change", "pointers"),
     [
@@ -91,6 +105,13 @@ def test_a_plan_creates_nothing(shared: Client) -> None:
     assert shared.items(GROUPS, name="planned") == []
 
 
+def _state(sandbox: Sandbox, group_id: str) -> str | None:
+    """The group's state after a report of the node, which has no containers; None: it is gone."""
+    sandbox.sync()
+    answer = sandbox.client.get(f"{GROUPS}/{group_id}")
+    return answer.json()["state"] if answer.status_code == 200 else None
+
+
 def test_an_ended_group_is_not_run_again_and_a_deleted_one_is_replaced(sandbox: Sandbox) -> None:
     client = sandbox.client
     template = {**TEMPLATE, "node_selector": {"sandbox": sandbox.node.name}}
@@ -103,13 +124,11 @@ def test_an_ended_group_is_not_run_again_and_a_deleted_one_is_replaced(sandbox: 
     client.delete(f"{GROUPS}/{made['id']}")
     found = problem(client.put(_by_name("gang-c"), json=body), 409, "being_deleted")
     assert found["id"] == made["id"]
-    sandbox.sync()
-    wait_until(lambda: client.get(f"{GROUPS}/{made['id']}").status_code == 404)
+    wait_until(lambda: _state(sandbox, made["id"]) is None)
     again = client.put(_by_name("gang-c"), json=body)
     assert again.status_code == 201
     client.post(f"{GROUPS}/{again.json()['id']}/stop")
-    sandbox.sync()
-    wait_until(lambda: client.get(f"{GROUPS}/{again.json()['id']}").json()["state"] == "stopped")
+    wait_until(lambda: _state(sandbox, again.json()["id"]) == "stopped")
     assert client.put(_by_name("gang-c"), json=body).headers["mooring-applied"] == "unchanged"
     client.delete(f"{GROUPS}/{again.json()['id']}")
 
