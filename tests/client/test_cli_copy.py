@@ -87,6 +87,13 @@ def unpack(parts: Iterator[bytes], folder: Path, top: str | None = None) -> list
         (iter([extended(record("size", b"-4096")), header("a"), END]), "a size is negative"),
         (iter([header("a", size=-4096), END]), "a size is negative"),
         (iter([b"\xff" * 512, END]), "broken archive"),
+        (iter([header("a"), b"junk" * 1000]), "it ends without an end mark"),
+        (iter([header("a")]), "it ends without an end mark"),
+        (iter([header("a"), bytes(100)]), "it ends without an end mark"),
+        (iter([header("a", size=4), b"1"]), "it ends within a file"),
+        (iter([header("a", tarfile.DIRTYPE, size=4), b"1"]), "it ends without an end mark"),
+        (iter([b"hello"]), "truncated header"),
+        (iter([]), "empty file"),
     ],
 )
 def test_a_header_takes_neither_memory_nor_time(
@@ -164,6 +171,20 @@ def test_nothing_is_written_elsewhere(tmp_path: Path, archive: bytes) -> None:
     assert (tmp_path / "outside" / "a").read_bytes() == b"1"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "outside"]
     assert not [path for path in folder.rglob("*") if path.name.startswith(".mooring-")]
+
+
+@pytest.mark.parametrize("name", ["other", ".", "", "data2", "datax/data", "x/data"])
+def test_what_was_not_asked_for_is_rejected(name: str) -> None:
+    with pytest.raises(CopyFailed, match="not asked for"):
+        path_below(tarfile.TarInfo(name), "data")
+    assert path_below(tarfile.TarInfo("./data//x/./y/"), "data") == ["x", "y"]
+
+
+@pytest.mark.parametrize("kind", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, b"V"])
+def test_devices_and_unknown_kinds_are_left_out(tmp_path: Path, kind: bytes) -> None:
+    parts = iter([header("a", kind), header("b", tarfile.SYMTYPE, target="/"), header("c"), END])
+    assert unpack(parts, tmp_path) == ["a is a special file", "b is a link to /, outside of what is copied"]
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The `mooring` command as a user runs it: as a process, alone or in a terminal."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -44,17 +45,26 @@ class CliClient:
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a command without a terminal; its streams are pipes."""
         pipe = subprocess.PIPE
+        argv, environment = [*self.argv, *arguments], self.environment
         return subprocess.Popen(
-            [*self.argv, *arguments], env=self.environment, stdin=pipe, stdout=pipe, stderr=pipe
+            argv,
+            env=environment,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            preexec_fn=_default_signals,  # noqa: PLW1509
         )
 
     def terminal(self, *arguments: str) -> "pexpect.spawn[bytes]":
         """Start a command in a terminal of 80 x 24 characters."""
-        argv = [*self.argv, *arguments]
+        argv, environment = [*self.argv, *arguments], self.environment | {"TERM": "xterm"}
         return pexpect.spawn(
-            argv[0],
-            argv[1:],
-            env={**self.environment, "TERM": "xterm"},
-            timeout=WITHIN_S,
-            dimensions=(24, 80),
-        )
+            argv[0], argv[1:], env=environment, timeout=WITHIN_S, dimensions=(24, 80),
+            preexec_fn=_default_signals,
+        )  # fmt: skip
+
+
+def _default_signals() -> None:
+    """Tests that run in the background, as with nohup, ignore these signals, and so would the command."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)

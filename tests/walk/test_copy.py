@@ -28,6 +28,8 @@ from tests.testbed.waiting import wait_until
 from tests.walk.cli_client import WITHIN_S, CliClient
 from tests.walk.conftest import Cluster
 
+pytestmark = pytest.mark.timeout(300)  # the first test builds images
+
 MIB = 1024 * 1024
 COMMANDS = {SCRATCH: ["/sleep", "100000"], BUSYBOX: [WAITER]}
 # Bytes, because not every name is text. The longest is as long as file systems allow.
@@ -327,10 +329,9 @@ def linked(target: str) -> Fields:
     return {"type": tarfile.SYMTYPE, "linkname": target}
 
 
-OUTSIDE = "sent a file outside of what"
+# tests/client/test_cli_copy.py has many more.
 HOSTILE = {
-    "absolute": (archive_of(("/tmp/x", FILE)), OUTSIDE),
-    "parent": (archive_of(("data", FOLDER), ("data/../../x", FILE)), OUTSIDE),
+    "parent": (archive_of(("data", FOLDER), ("data/../../x", FILE)), "sent a file outside of what"),
     "other": (archive_of(("data", FOLDER), (".bashrc", FILE)), "sent a file that was not asked for"),
     "link": (
         archive_of(("data", FOLDER), ("data/l", linked(".")), ("data/l/x", FILE)),
@@ -340,22 +341,7 @@ HOSTILE = {
         archive_of(("data", FOLDER), ("data/l", linked("s/../..")), ("data/l", linked("/"))),
         "outside of what is copied",
     ),
-    "hardlink": (
-        archive_of(("data", FOLDER), ("data/l", {"type": tarfile.LNKTYPE, "linkname": "../x"})),
-        OUTSIDE,
-    ),
-    "replaced": (
-        archive_of(("data", FOLDER), ("data/f", FOLDER), ("data/f", FILE)),
-        "data/f is a folder here",
-    ),
-    "root link": (
-        archive_of(("data", linked("/etc")), ("data/x", FILE)),
-        "data is a link to /etc; -L copies",
-    ),
     "cut": (archive_of(("data", FOLDER), ("data/f", FILE))[:1026], "it ends within a file"),
-    "no end": (archive_of(("data", FOLDER))[:512], "it ends without an end mark"),
-    "junk": (archive_of(("data", FOLDER))[:512] + b"junk" * 1000, "it ends without an end mark"),
-    "text": (b"hello", "broken archive"),
     "empty": (b"", "broken archive"),
 }
 
@@ -378,7 +364,6 @@ def test_an_archive_of_a_hostile_container_stays_in_its_folder(cli: CliClient, b
         assert set(listed_in(target)) <= {"data"}, name
         for path in target.rglob("*"):
             assert not path.is_symlink() or not path.readlink().is_absolute()
-    assert not Path("/tmp/x").exists()
 
 
 def test_a_hostile_shell_cannot_ask_for_other_data(cli: CliClient, box: None, here: Path) -> None:
@@ -485,9 +470,10 @@ def test_ctrl_c_ends_a_copy_at_once_and_removes_the_part(cli: CliClient, box: No
     terminal = cli.terminal("cp", "box:/data/large", str(here))
     terminal.expect(r"copied [0-9.]+ [MG]iB of 1 TiB, [0-9.]+ MiB/s")
     terminal.sendintr()
-    terminal.expect(pexpect.EOF)
+    terminal.expect(pexpect.EOF, timeout=8)
     terminal.close()
     assert terminal.exitstatus == 130
+    assert b"Traceback" not in (terminal.before or b"")
     assert listed_in(here) == []
     # Its tar was killed with it.
     wait_until(lambda: "tar -cf" not in shell(cli, "ps"), WITHIN_S)
@@ -497,11 +483,26 @@ def test_ctrl_c_ends_a_copy_at_once_and_removes_the_part(cli: CliClient, box: No
     terminal = cli.terminal("cp", str(here / "large"), "box:/data/other")
     terminal.expect(r"copied [0-9.]+ [MG]iB of 1 TiB, [0-9.]+ MiB/s")
     terminal.sendintr()
+    terminal.expect_exact("mooring: stopping; Ctrl-C again does not wait for the instance")
     terminal.expect(pexpect.EOF)
     terminal.close()
     assert terminal.exitstatus == 130
-    wait_until(lambda: "tar -xpof" not in shell(cli, "ps"), WITHIN_S)
-    assert "other" not in shell(cli, "ls /data")
+    assert shell(cli, "ls -A /data") == "large\n"
+
+
+def test_the_second_ctrl_c_does_not_wait_for_the_instance(cli: CliClient, box: None, here: Path) -> None:
+    replace_shell(cli, "echo file; exec sleep 1000")
+    with (here / "large").open("wb") as file:
+        file.truncate(MIB**2)
+    terminal = cli.terminal("cp", str(here / "large"), "box:/copy")
+    terminal.expect_exact("copied")
+    terminal.sendintr()
+    terminal.expect_exact("stopping")
+    terminal.sendintr()
+    terminal.expect(pexpect.EOF, timeout=5)
+    terminal.close()
+    assert terminal.exitstatus == 130
+    assert b"Traceback" not in (terminal.before or b"")
 
 
 @pytest.mark.parametrize("downloads", [True, False])

@@ -1,10 +1,11 @@
 """The scripts of `mooring cp` in the container, their output, and why they failed."""
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from mooring_client.cli.archives import CopyFailed
+from mooring_client.failures import StreamInterrupted
 from mooring_client.stream_messages import Channel
 
 if TYPE_CHECKING:
@@ -113,6 +114,14 @@ class RunningScript:
             pass
         return 1 if self.command.exit_code is None else self.command.exit_code
 
+    def kill(self) -> None:
+        """End it, and drop its output. Otherwise closing the connection waits up to 10 s for the output."""
+        if self.command.exit_code is None:
+            with suppress(StreamInterrupted):
+                self.command.signal("KILL")
+                for _part in self.command:
+                    pass
+
     def messages(self) -> list[str]:
         """The last lines of its error output."""
         return self._errors.decode(errors="replace").splitlines()
@@ -155,7 +164,11 @@ def running_script(
             opened = client.instances.exec_stream(instance_id, command, stdin=script is WRITE)
             found = RunningScript(exits.enter_context(opened), answers)
             if found.answer:
-                yield found
+                try:
+                    yield found
+                except BaseException:
+                    found.kill()
+                    raise
                 return
             found.command.close_stdin()
             if found.ended() not in _NOT_RUN or shell == _SHELLS[-1]:

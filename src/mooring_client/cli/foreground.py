@@ -36,7 +36,9 @@ def foreground(act: Callable[[], Result], handlers: Mapping[int, Callable[[], No
 
 @contextmanager
 def _numbers_to(writer: int, handled: Mapping[int, object]) -> Iterator[None]:
-    replaced = {number: signal.signal(number, lambda *_: None) for number in handled}
+    # What is ignored stays so: a shell without job control starts its background commands without Ctrl-C.
+    heard = [number for number in handled if signal.getsignal(number) is not signal.SIG_IGN]
+    replaced = {number: signal.signal(number, lambda *_: None) for number in heard}
     wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
         yield

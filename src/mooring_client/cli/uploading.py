@@ -2,6 +2,7 @@
 
 import os
 import posixpath
+import signal
 import stat
 import sys
 import threading
@@ -15,6 +16,7 @@ import typer
 from mooring_client.cli.archives import CopyFailed, split_path
 from mooring_client.cli.copy_report import Report
 from mooring_client.cli.copy_scripts import WRITE, RunningScript, running_script
+from mooring_client.cli.foreground import foreground
 from mooring_client.cli.packing import Packer
 from mooring_client.stream_messages import MAX_DATA_BYTES
 
@@ -35,9 +37,11 @@ class Upload:
         self._client, self._instance_id, self._report = client, instance_id, report
         self._follow_links = follow_links
         self._temporary = f".mooring-{token_hex(8)}"
+        self._sender: _Sender | None = None
+        self._interrupted = False
 
     def run(self, local: str, path: str) -> None:
-        """Copy a file or folder.
+        """Copy a file or folder. Ctrl-C ends it, after the instance has removed a part of a file.
 
         Args:
             local: what to copy; `-`: what the archive on stdin has.
@@ -46,6 +50,17 @@ class Upload:
             CopyFailed: not all was copied.
             typer.BadParameter: stdin is a terminal.
         """
+        foreground(lambda: self._copy(local, path), {signal.SIGINT: self._interrupt})
+
+    def _interrupt(self) -> None:
+        if self._interrupted or self._sender is None:
+            raise KeyboardInterrupt
+        self._interrupted = True
+        self._report.tell("stopping; Ctrl-C again does not wait for the instance")
+        # In a thread of its own, because it waits while the instance takes no input.
+        threading.Thread(target=self._sender.stop, name="stop", daemon=True).start()
+
+    def _copy(self, local: str, path: str) -> None:
         kind, name = self._what(local)
         must_be_folder, stripped = "/" if path.endswith("/") else "", path.rstrip("/") or "/"
         folder, last = posixpath.split(stripped)
@@ -80,6 +95,7 @@ class Upload:
     def _send(self, script: RunningScript, local: str, name: str) -> None:
         answer = script.answer
         sender = _Sender(script, self._report, lambda write: self._feed(answer, write, local, name))
+        self._sender = sender
         try:
             sender.start()
             for _ended in script.output():
@@ -87,6 +103,8 @@ class Upload:
             code = script.ended()
         finally:
             sender.stop()
+        if self._interrupted:
+            raise KeyboardInterrupt
         if answer != "archive":  # otherwise it may wait for what follows the archive on stdin
             sender.join()
         if sender.failure is not None:
