@@ -76,7 +76,7 @@ def test_a_session_prints_what_its_page_shows(page: str, workspace: Workspace, t
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=100,
             check=False,
         )
     for port in (gateway_port, ssh_port, proxy_port):
