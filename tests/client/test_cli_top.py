@@ -131,6 +131,7 @@ def test_a_key_leaves_with_exit_code_0(cli: CommandLine, train: str, key: str) -
 def test_it_follows_changes_and_the_size_of_the_terminal(
     cli: CommandLine, train: str, mooring: Mooring
 ) -> None:
+    cli.environment |= {"COLUMNS": "80", "LINES": "24"}  # as some shells export them
     terminal = cli.terminal(*FAST)
     terminal.expect_exact("train")
     mooring.instances.create(IMAGE, name="later", gpus=1)
@@ -173,9 +174,10 @@ def test_while_the_server_is_away_the_last_table_stays(
         terminal = cli.terminal(*FAST)
         terminal.setwinsize(24, 160)
         terminal.expect_exact("train")
-        proxy.answers = _unreachable(6)
-        terminal.expect(rb"no news since \d\d:\d\d:\d\d \(1s\): .*; trying again")
+        proxy.answers = _unreachable(1000)
+        terminal.expect(rb"no news since \d\d:\d\d:\d\d \([1-9]\d*s\): .*; trying again")
         terminal.expect_exact("train")
+        proxy.answers = _unreachable(1)
         wait_until(lambda: not proxy.answers, 20)
         terminal.expect(rb"\d\d:\d\d:\d\d   GPUs in use: 2 of 8")
         terminal.send("q")

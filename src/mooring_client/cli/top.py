@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S: Final = 10.0
 _KEYS_WITHIN_S: Final = 0.2
+# The size of a terminal that does not know its size, such as a serial line.
+_COLUMNS: Final = 80
+_ROWS: Final = 24
 
 
 def top(
@@ -134,7 +137,7 @@ class _Screen:
 
     def run(self) -> None:
         """Raises MooringError: a failure that will not pass."""
-        from rich.console import Console
+        from rich.console import Console, ConsoleDimensions
         from rich.live import Live
 
         from mooring_client.cli.top_view import view
@@ -150,7 +153,11 @@ class _Screen:
             while not self._leaving:
                 if self._refreshing.ended_by is not None:
                     raise self._refreshing.ended_by
-                seen, size, now = self._refreshing.seen, console.size, time.time()
+                # Rich takes the size from COLUMNS and LINES, if a shell exports them. These do
+                # not follow the terminal.
+                columns, rows = os.get_terminal_size(sys.stdout.fileno())
+                console.size = size = ConsoleDimensions(columns or _COLUMNS, rows or _ROWS)
+                seen, now = self._refreshing.seen, time.time()
                 # While the server cannot be reached, the text changes every second.
                 drawn = seen, size, int(now) if seen.failure else 0
                 if drawn != shown:
