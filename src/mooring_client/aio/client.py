@@ -6,8 +6,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import httpx
-from pydantic_core import from_json
 
+from mooring_client import answers
 from mooring_client.aio.transport import AsyncTransport
 from mooring_client.calls import Call
 from mooring_client.endpoint import resolve
@@ -86,7 +86,7 @@ class AsyncMooring:
                 operation="",
                 method=method,
                 path=path,
-                read=_json,
+                read=answers.json,
                 params=params or {},
                 body=body,
                 headers=headers or {},
@@ -195,7 +195,3 @@ class AsyncMooring:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def _json(content: bytes) -> Any:
-    return from_json(content) if content else None

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import httpx
-from pydantic_core import from_json
 
+from mooring_client import answers
 from mooring_client.calls import Call
 from mooring_client.endpoint import resolve
 from mooring_client.reconnecting import DEFAULT_RECONNECT_S
@@ -87,7 +87,7 @@ class Mooring:
                 operation="",
                 method=method,
                 path=path,
-                read=_json,
+                read=answers.json,
                 params=params or {},
                 body=body,
                 headers=headers or {},
@@ -196,7 +196,3 @@ class Mooring:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _json(content: bytes) -> Any:
-    return from_json(content) if content else None
