@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -192,7 +192,7 @@ class _Redirecting(BaseHTTPRequestHandler):
     """Redirects everything, and keeps the paths that it is asked for."""
 
     protocol_version = "HTTP/1.1"
-    paths: list[str]
+    paths: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
         self.paths.append(self.path)
@@ -206,8 +206,8 @@ class _Redirecting(BaseHTTPRequestHandler):
 
 
 def test_a_stream_follows_no_redirect() -> None:
-    handler = type("Handler", (_Redirecting,), {"paths": []})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    _Redirecting.paths = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Redirecting) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -219,7 +219,7 @@ def test_a_stream_follows_no_redirect() -> None:
             pass
         server.shutdown()
         thread.join(10)
-    assert handler.paths == ["/v1/instances/ins_1/exec/stream?command=true&tty=false&stdin=false"]
+    assert _Redirecting.paths == ["/v1/instances/ins_1/exec/stream?command=true&tty=false&stdin=false"]
 
 
 def test_a_server_that_speaks_no_websocket_is_a_failure(proxy: LossyProxy, client: Mooring) -> None:

@@ -24,6 +24,8 @@ FIELDS: dict[str, Any] = {
     f"Unpack[{each.__name__}]": each for each in (InstanceFields, ProjectFields, TemplateFields)
 }
 IMPLIED = {"cursor", "dry_run", "follow"}
+# Of a create: `instances.wait` waits without a limit of time, and through restarts of the server.
+WAITED = {"wait", "timeout_s"}
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ def _parameters_of(operation: dict[str, Any]) -> frozenset[str]:
         names.add("version")
     for content in operation.get("requestBody", {}).get("content", {}).values():
         names |= _resolved(content["schema"])["properties"].keys()
+    if operation["operationId"] == "create_instance":
+        names -= WAITED
     return frozenset(RENAMED.get(name, name) for name in names - IMPLIED)
 
 
