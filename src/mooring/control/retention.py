@@ -38,6 +38,7 @@ from mooring.db.tables import (
     Reservation,
     Secret,
     SshKey,
+    Template,
     User,
 )
 from mooring.db.types import now
@@ -294,7 +295,8 @@ class _Groups(Sweep):
 
 
 _PROJECT_TABLES = (
-    Allocation, InstanceRecord, InstanceGroup, Reservation, ApiKey, Member, Secret, Registry, Instance,
+    Allocation, InstanceRecord, InstanceGroup, Reservation, ApiKey, Member, Secret, Registry, Template,
+    Instance,
 )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mooring_client.aio.resources.secrets import AsyncSecrets
     from mooring_client.aio.resources.service import AsyncService
     from mooring_client.aio.resources.ssh_keys import AsyncSshKeys
+    from mooring_client.aio.resources.templates import AsyncTemplates
     from mooring_client.aio.resources.users import AsyncUsers
 
 DEFAULT_TIMEOUT_S: Final = 30.0
@@ -177,6 +178,12 @@ class AsyncMooring:
         from mooring_client.aio.resources.ssh_keys import AsyncSshKeys
 
         return AsyncSshKeys(self._transport)
+
+    @cached_property
+    def templates(self) -> "AsyncTemplates":
+        from mooring_client.aio.resources.templates import AsyncTemplates
+
+        return AsyncTemplates(self._transport)
 
     @cached_property
     def users(self) -> "AsyncUsers":

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mooring_client.sync.resources.secrets import Secrets
     from mooring_client.sync.resources.service import Service
     from mooring_client.sync.resources.ssh_keys import SshKeys
+    from mooring_client.sync.resources.templates import Templates
     from mooring_client.sync.resources.users import Users
 
 DEFAULT_TIMEOUT_S: Final = 30.0
@@ -178,6 +179,12 @@ class Mooring:
         from mooring_client.sync.resources.ssh_keys import SshKeys
 
         return SshKeys(self._transport)
+
+    @cached_property
+    def templates(self) -> "Templates":
+        from mooring_client.sync.resources.templates import Templates
+
+        return Templates(self._transport)
 
     @cached_property
     def users(self) -> "Users":

@@ -29,7 +29,7 @@ from mooring_client.schemas.base import Json
 HEADER: Final = "Mooring-Applied"
 # Requests for one name that meet at its unique index: the loser finds, when it repeats, what the winner made.
 _TRIES: Final = 5
-_HIDDEN: Final = ("/env/", "/template/env/")
+_HIDDEN: Final = ("/env/", "/template/env/", "/spec/env/")
 Row = TypeVar("Row")
 
 DryRunOption = Annotated[
