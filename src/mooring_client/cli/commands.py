@@ -61,6 +61,7 @@ COMMANDS: Final = (
     Section(
         "Cluster",
         {
+            "slurm": Entry(f"{_CLI}.slurm:app", "Slurm's commands: srun, sbatch, squeue, scancel."),
             "gpus": Entry(f"{_CLI}.cluster:gpus", "List what can be requested, and what is free now."),
             "queue": Entry(f"{_CLI}.cluster:queue", "List pending instances in scheduling order."),
             "top": Entry(f"{_CLI}.top:top", "Watch GPUs and instances."),
