@@ -7,7 +7,7 @@ import typer
 
 from mooring_client.cli import values
 from mooring_client.cli.completion import names_of
-from mooring_client.cli.session import connect, project_id
+from mooring_client.cli.session import connect, project_id, say
 
 if TYPE_CHECKING:
     from mooring_client.sync.client import Mooring
@@ -68,7 +68,7 @@ def run(
     no_queue: Annotated[bool, typer.Option("--no-queue", help="fail if it cannot start now")] = False,
     interactive: Annotated[bool, typer.Option("--interactive", "-i", help="pass your input on")] = False,
     tty: Annotated[bool, typer.Option("--tty", "-t", help="run it in a terminal")] = False,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="print its name and return")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="print its ID and return")] = False,
     remove: Annotated[bool, typer.Option("--rm", help="delete it after its end")] = False,
 ) -> None:
     """Start an instance, and show its output until it ends. Exit with its exit code.
@@ -114,7 +114,9 @@ def run(
         created = client.request("POST", "/v1/instances", body=given)
         if not detach:
             raise typer.Exit(_attached(client, created, interactive=interactive, tty=tty, remove=remove))
-        print(created["name"])
+        print(created["id"])
+        if name is None:
+            say(f"started as {created['name']}")
 
 
 def _image_and_command(
