@@ -12,6 +12,7 @@ from mooring.db.tables.history import (
 )
 from mooring.db.tables.machines import Gpu, GpuCondition, GpuIncident, JoinToken, Node, Stream
 from mooring.db.tables.tenants import ApiKey, Member, PortLink, Project, Registry, Secret, SshKey, User
+from mooring.db.tables.webhooks import Webhook, WebhookDelivery, WebhookProgress
 from mooring.db.tables.work import (
     Allocation,
     DockerContainer,
@@ -29,4 +30,5 @@ __all__ = [
     "GpuCondition", "GpuIncident", "IdempotencyKey", "IdempotencyUsage", "Instance", "InstanceGroup",
     "InstanceRecord", "JoinToken", "Member", "Node", "PortLink", "Project", "ProjectStorage",
     "ProjectUsage", "Registry", "Reservation", "Secret", "SshKey", "Stream", "User",
+    "Webhook", "WebhookDelivery", "WebhookProgress",
 ]  # fmt: skip
