@@ -16,7 +16,7 @@ from typing import Final
 from mooring.control import event_order, locks
 from mooring.control.tenants.encryption import Encryptor
 from mooring.control.webhooks import attempts, fan_out
-from mooring.control.webhooks.attempts import Attempt, AttemptResult, Running
+from mooring.control.webhooks.attempts import Attempt, AttemptResult, RunningAttempts
 from mooring.control.webhooks.fan_out import Examined
 from mooring.core import webhooks
 from mooring.db.session import Database
@@ -52,7 +52,7 @@ class Webhooks(Loop):
         super().__init__(database)
         self._encryptor, self._schedule = encryptor, schedule
         self._attempts = _AttemptThread(sender, mail_server, self.wake)
-        self._running = Running(Counter(), Counter())
+        self._running = RunningAttempts(Counter(), Counter())
         self._examined_to = 0
 
     def tick(self) -> None:

@@ -1,4 +1,4 @@
-"""`mooring webhooks`: where events are sent, and what became of each delivery."""
+"""`mooring webhooks`: where events are sent, and the deliveries."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 

@@ -1,4 +1,4 @@
-"""Schemas of webhooks: where events are sent, and what became of each delivery."""
+"""Schemas of webhooks: where events are sent, and the deliveries."""
 
 from typing import Annotated, Literal
 

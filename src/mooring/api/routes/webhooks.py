@@ -1,4 +1,4 @@
-"""`/v1/webhooks`: where events are sent, and what became of each delivery."""
+"""`/v1/webhooks`: where events are sent, and the deliveries."""
 
 from collections.abc import Sequence
 from typing import Annotated

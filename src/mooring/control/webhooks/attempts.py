@@ -1,4 +1,4 @@
-"""Attempts of deliveries: which are due, who makes them, and what becomes of a delivery afterwards.
+"""Attempts of deliveries: which are due, who makes them, and their results.
 
 A control plane claims a delivery before it sends it. If it ends meanwhile, the claim expires and another
 attempt begins: a receiver may get a delivery twice, but always gets it.
@@ -72,7 +72,7 @@ class AttemptResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningAttempts:
     """How many attempts run in this process: of each webhook, and of each holder."""
 
     of_webhook: Counter[str]
@@ -90,7 +90,7 @@ def holder_of(row: Webhook) -> str:
     return row.project_id or row.id
 
 
-def due(session: Session, running: Running) -> list[Webhook]:
+def due(session: Session, running: RunningAttempts) -> list[Webhook]:
     """The enabled webhooks that have deliveries to attempt now, and room for them; in random order."""
     with_some = select(WebhookDelivery.webhook_id).where(text(DUE), WebhookDelivery.next_attempt_at <= now())
     query = select(Webhook).where(Webhook.id.in_(with_some.distinct()), Webhook.enabled)
@@ -99,10 +99,10 @@ def due(session: Session, running: Running) -> list[Webhook]:
     return found
 
 
-def claim(session: Session, encryptor: Encryptor, running: Running) -> list[Attempt]:
+def claim(session: Session, encryptor: Encryptor, running: RunningAttempts) -> list[Attempt]:
     """Claim deliveries that are due, and make them after the commit. The caller has `locks.webhooks`."""
     claimed: list[Attempt] = []
-    counted = Running(running.of_webhook.copy(), running.of_holder.copy())
+    counted = RunningAttempts(running.of_webhook.copy(), running.of_holder.copy())
     for row in due(session, running):
         room = counted.room(row.id, holder_of(row))
         if room <= 0:

@@ -64,7 +64,7 @@ def move_progress(session: Session, seq: int) -> None:
 
 
 def count(session: Session, outcomes: Mapping[str, int]) -> None:
-    """Count what became of deliveries: delivered, failed, dropped or retried."""
+    """Count results of deliveries for the metrics: delivered, failed, dropped or retried."""
     if outcomes:
         sums = {name: getattr(WebhookProgress, name) + number for name, number in outcomes.items()}
         session.execute(update(WebhookProgress).values(sums))

@@ -226,9 +226,9 @@ def signing_secrets(encryptor: Encryptor, row: Webhook) -> list[str]:
     """The secrets that sign now, the newest first. Those that cannot be decrypted are left out."""
     is_former_used = row.former_secret_until is not None and row.former_secret_until > now()
     found = []
-    for sealed in (row.sealed_secret, row.sealed_former_secret if is_former_used else None):
+    for encrypted in (row.sealed_secret, row.sealed_former_secret if is_former_used else None):
         try:
-            found += [] if sealed is None else [encryptor.decrypt(sealed).decode()]
+            found += [] if encrypted is None else [encryptor.decrypt(encrypted).decode()]
         except InvalidToken:
             log.warning("a secret of the webhook %s cannot be decrypted; rotate it", row.id)
     return found

@@ -91,7 +91,7 @@ class WebhookDelivery(Base):
 class WebhookProgress(Base):
     """A single row: deliveries of all events up to `seq` exist. Its lock is that of all deliveries.
 
-    It also counts, for the metrics, what became of deliveries.
+    It also counts the results of deliveries, for the metrics.
     """
 
     __tablename__ = "webhook_progress"
