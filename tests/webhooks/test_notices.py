@@ -124,13 +124,14 @@ class _Mailbox(smtpd.SMTPServer):
 
     def __init__(self) -> None:
         self.map: dict[int, Any] = {}
-        super().__init__(("127.0.0.1", 0), None, map=self.map, decode_data=True)
-        self.port = self.socket.getsockname()[1]
+        super().__init__(("127.0.0.1", 0), ("", 0), map=self.map, decode_data=True)
+        assert self.socket is not None
+        self.port: int = self.socket.getsockname()[1]
         self.mails: list[tuple[str, list[str], str]] = []
         self.refusal: str | None = None
 
     def process_message(
-        self, _peer: Any, mailfrom: str, rcpttos: list[str], data: Any, **_options: Any
+        self, peer: tuple[str, int], mailfrom: str, rcpttos: list[str], data: Any, **kwargs: Any
     ) -> str | None:
         if self.refusal is not None:
             return self.refusal
@@ -176,8 +177,8 @@ def _check_mails(client: Client, mailbox: _Mailbox) -> None:
     alice, mallory = _person(client, "alice"), _person(client, "mallory")
     with Tenant(client, "lab") as tenant:
         client.put(f"/v1/projects/{tenant.id}/members/{alice['id']}", json={"role": "member"})
-        body = {"url": f"mailto:{mallory['email']}"}
-        problem(tenant.owner.post("/v1/webhooks", json=body), 422, "webhook_url_not_allowed")
+        of_nobody = {"url": f"mailto:{mallory['email']}"}
+        problem(tenant.owner.post("/v1/webhooks", json=of_nobody), 422, "webhook_url_not_allowed")
         body = {"url": f"mailto:{alice['email'].upper()}", "events": ["instance.state_changed"]}
         made = tenant.owner.post("/v1/webhooks", json=body).json()
         tenant.member.create(name="train", node_selector={"no": "where"})
@@ -192,7 +193,6 @@ def _check_mails(client: Client, mailbox: _Mailbox) -> None:
         wait_until(lambda: tenant.owner.items(path, status="pending")[0]["attempts"] == 2)
         assert tenant.owner.items(path, status="pending")[0]["last_code"] == 554
         # No longer a member: nothing more is sent.
-        mailbox.refusal = None
         client.delete(f"/v1/projects/{tenant.id}/members/{alice['id']}")
         assert tenant.owner.post(f"{path}/{waiting['id']}/replay").status_code == 202
         wait_until(lambda: tenant.owner.items(path, status="pending")[0]["last_error"] == "not_a_member")
