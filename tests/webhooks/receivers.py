@@ -51,15 +51,19 @@ Answering = Callable[[Received], Reply]
 class Receiver:
     """Records requests, and answers each with what `answer` returns for it; it may block."""
 
-    def __init__(self, answer: Answering | None = None) -> None:
+    def __init__(self, answer: Answering | None = None, host: str = "127.0.0.1", port: int = 0) -> None:
         self.answer = answer or (lambda _received: Reply())
         self.received: list[Received] = []
-        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        self._server = _Server((host, port), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="receiver")
 
     @property
+    def port(self) -> int:
+        return self._server.server_port
+
+    @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}/hook"
+        return f"http://127.0.0.1:{self.port}/hook"
 
     def __enter__(self) -> "Receiver":
         self._thread.start()

@@ -74,9 +74,11 @@ def test_a_name_is_resolved_once_and_the_connection_goes_to_that_address() -> No
 
 
 def test_allowed_addresses_of_a_name_are_tried_in_turn_and_others_not_at_all() -> None:
-    with Receiver() as receiver:
-        resolve, _asked = _resolving(["169.254.169.254", "127.0.0.9", "127.0.0.1"])
-        assert _send(receiver.url.replace("127.0.0.1", "receiver.example"), resolve=resolve).code == 204
+    rules = AddressRules(parse_networks("127.0.0.1/32,127.0.0.9/32"))
+    with Receiver() as allowed, Receiver(host="127.0.0.2", port=allowed.port) as other:
+        resolve, _asked = _resolving(["127.0.0.2", "127.0.0.9", "127.0.0.1"])
+        assert _send(f"http://receiver.example:{allowed.port}/", rules, resolve=resolve).code == 204
+        assert (len(allowed.received), len(other.received)) == (1, 0)
 
 
 def test_a_redirect_to_the_metadata_address_is_not_followed() -> None:
