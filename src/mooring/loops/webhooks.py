@@ -30,9 +30,10 @@ log = logging.getLogger(__name__)
 
 # Many events share a transaction. Of several replicas, usually one finds deliveries to make.
 _BETWEEN_TICKS_S: Final = 0.05
+_WITHOUT_RECEIVERS_S: Final = 0.3
 _BETWEEN_TICKS_OF_OTHERS_S: Final = 5.0
 # Resolving names and sending e-mails block a thread each.
-_THREADS: Final = 64
+_THREADS: Final = 256
 # How far the stored position may be behind, while no webhook wants the events.
 _STORE_EVERY: Final = 1000
 
@@ -54,6 +55,7 @@ class Webhooks(Loop):
         self._attempts = _AttemptThread(sender, mail_server, self.wake)
         self._running = RunningAttempts(Counter(), Counter())
         self._examined_to = 0
+        self._has_receivers = True
 
     def tick(self) -> None:
         results = self._attempts.results()
@@ -69,8 +71,9 @@ class Webhooks(Loop):
         with self.database.read() as session:
             complete_to = event_order.complete_to(session)
         with self.database.read() as session:
-            stored = fan_out.progress(session)
-            self._examined_to = max(stored, self._examined_to, fan_out.position(session, complete_to) or 0)
+            stored, skipped_to = fan_out.progress(session), fan_out.position(session, complete_to)
+            self._has_receivers = skipped_to is None
+            self._examined_to = max(stored, self._examined_to, skipped_to or 0)
             examined = fan_out.examine(session, self._examined_to, complete_to)
             is_due = bool(attempts.due(session, self._running))
         if results or examined.wanted or is_due or examined.to - stored >= _STORE_EVERY:
@@ -102,7 +105,8 @@ class Webhooks(Loop):
             self._running.of_holder[attempt.holder] += by
 
     def rest_after(self, cpu_s: float) -> float:
-        least_s = _BETWEEN_TICKS_S if self.database.leads else _BETWEEN_TICKS_OF_OTHERS_S
+        least_s = _BETWEEN_TICKS_S if self._has_receivers else _WITHOUT_RECEIVERS_S
+        least_s = least_s if self.database.leads else _BETWEEN_TICKS_OF_OTHERS_S
         return max(least_s, super().rest_after(cpu_s))
 
     def start(self) -> None:

@@ -28,7 +28,7 @@ def ping(session: Session, access: Access, webhook_id: str) -> WebhookDelivery:
     data = {"webhook_id": receiver.id, "name": receiver.name}
     sentence = notice_texts.text_of(webhooks.PING, data, None, None)
     row = fan_out.new_row(receiver, new_id(ids.EVENT), webhooks.PING, now(), data, sentence)
-    fan_out.insert_rows(session, [row])
+    fan_out.count(session, {"dropped": fan_out.insert_rows(session, [row])})
     notify(session, Topic.WEBHOOKS)
     audit_log.record(session, access, row["id"], receiver.project_id, after={"webhook_id": receiver.id})
     return session.scalars(select(WebhookDelivery).where(WebhookDelivery.id == row["id"])).one()

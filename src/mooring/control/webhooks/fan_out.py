@@ -105,8 +105,7 @@ def fan_out(session: Session, examined: Examined) -> int:
     """
     texts = _Names(session, [event for event, _ in examined.wanted])
     rows = [_row(receiver, event, texts) for event, receivers in examined.wanted for receiver in receivers]
-    insert_rows(session, rows)
-    return _drop_beyond_limit(session, {row["webhook_id"] for row in rows})
+    return insert_rows(session, rows)
 
 
 def _row(receiver: Webhook, event: Event, names: "_Names") -> JsonObject:
@@ -141,16 +140,21 @@ def new_row(
     }  # fmt: skip
 
 
-def insert_rows(session: Session, rows: Sequence[JsonObject]) -> None:
-    """Insert deliveries. Those behind an unfinished one of the same queue wait for it."""
+def insert_rows(session: Session, rows: Sequence[JsonObject]) -> int:
+    """Insert deliveries. Those behind an unfinished one of the same queue wait for it.
+
+    Returns:
+        The number of deliveries that are dropped, because their webhook has too many.
+    """
     if not rows:
-        return
+        return 0
     busy, at = _busy(session, {(row["webhook_id"], row["order_key"]) for row in rows}), now()
     for row in rows:
         queue = row["webhook_id"], row["order_key"]
         row["next_attempt_at"] = None if queue in busy else at
         busy.add(queue)
     session.execute(insert(WebhookDelivery), rows)
+    return _drop_beyond_limit(session, {row["webhook_id"] for row in rows})
 
 
 def _busy(session: Session, queues: Iterable[Queue]) -> set[Queue]:
