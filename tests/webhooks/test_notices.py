@@ -194,8 +194,13 @@ def _check_mails(client: Client, mailbox: _Mailbox) -> None:
         assert tenant.owner.items(path, status="pending")[0]["last_code"] == 554
         # No longer a member: nothing more is sent.
         client.delete(f"/v1/projects/{tenant.id}/members/{alice['id']}")
-        assert tenant.owner.post(f"{path}/{waiting['id']}/replay").status_code == 202
-        wait_until(lambda: tenant.owner.items(path, status="pending")[0]["last_error"] == "not_a_member")
+
+        def is_refused() -> bool:
+            # While an attempt is being made, a replay is that attempt.
+            assert tenant.owner.post(f"{path}/{waiting['id']}/replay").status_code == 202
+            return bool(tenant.owner.items(path)[0]["last_error"] == "not_a_member")
+
+        wait_until(is_refused)
         assert len(mailbox.mails) == 1
 
 
@@ -205,7 +210,7 @@ def test_without_a_mail_server_there_are_no_e_mails(shared: Client) -> None:
 
 def test_nothing_is_sent_without_tls_unless_the_settings_say_so() -> None:
     with _mail_server() as mailbox:
-        server = MailServer("127.0.0.1", mailbox.port, "mooring@lab.example", "user", "password")
+        server = MailServer("127.0.0.1", mailbox.port, "mooring@lab.example")
         with pytest.raises(NotSent, match=r"^tls_failed$"):
             webhook_mails.send(server, "alice@lab.example", "evt_1", "text")
         assert mailbox.mails == []

@@ -46,7 +46,7 @@ def send(server: MailServer, to: str, message_id: str, text: str) -> ReceiverAns
             connection = smtplib.SMTP(server.host, server.port, timeout=_TIMEOUT_S)
         with connection:
             if server.security == "starttls":
-                connection.starttls(context=tls)
+                _start_tls(connection, tls)
             if server.user is not None:
                 connection.login(server.user, server.password or "")
             connection.send_message(message)
@@ -55,13 +55,21 @@ def send(server: MailServer, to: str, message_id: str, text: str) -> ReceiverAns
         return ReceiverAnswer(int(code), None)
     except smtplib.SMTPResponseException as error:
         return ReceiverAnswer(int(error.smtp_code), None)
-    except (smtplib.SMTPNotSupportedError, ssl.SSLError):
+    except ssl.SSLError:
         raise NotSent("tls_failed") from None
     except TimeoutError:
         raise NotSent("timeout") from None
     except (OSError, smtplib.SMTPException):
         raise NotSent("connection_failed") from None
     return ReceiverAnswer(250, None)
+
+
+def _start_tls(connection: smtplib.SMTP, tls: ssl.SSLContext) -> None:
+    """Raises NotSent: the server has no TLS, so nothing is sent."""
+    try:
+        connection.starttls(context=tls)
+    except smtplib.SMTPNotSupportedError:
+        raise NotSent("tls_failed") from None
 
 
 def _message(server: MailServer, to: str, message_id: str, text: str) -> EmailMessage:
