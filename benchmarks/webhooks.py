@@ -1,6 +1,6 @@
 """Webhooks: how soon an event arrives, and whether each of 10,000 does although a third of the answers fail.
 
-    python -m benchmarks.webhooks [--events 10000] [--on SQLITE_OR_POSTGRESQL_URL]
+    python -m benchmarks.webhooks [sqlite | postgresql] [--events 10000]
 
 Runs a server in this process, and a receiver of HTTP on loopback. Two parts:
 
@@ -16,17 +16,18 @@ The schedule of attempts is 0.2 s instead of 5 s, 5 min and so on: otherwise the
 import argparse
 import random
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import datetime
-from pathlib import Path
 
 from tests.service import Client, RunningService, running, settings_for
+from tests.testbed.postgres import PostgresCluster
 from tests.webhooks.receivers import LOOPBACK, Received, Receiver, Reply
 
+from benchmarks import stack
 from benchmarks.figures import median, percentile, verdict
 
 BOUND_MS = 500.0
@@ -54,12 +55,16 @@ class Failing:
         return Reply()
 
 
-def main(events: int, url: str | None) -> int:
-    with tempfile.TemporaryDirectory(prefix="mooring-bench-") as folder:
-        settings = settings_for(
-            url or f"sqlite:///{folder}/mooring.db", Path(folder) / "data", rate_limits="off",
-            webhook_allowed_networks=LOOPBACK,
-        )  # fmt: skip
+def main(kind: str, events: int) -> int:
+    with ExitStack() as exits:
+        folder = exits.enter_context(stack.folder())
+        url = f"sqlite:///{folder / 'mooring.db'}"
+        if kind == "postgresql":
+            cluster = PostgresCluster(exits.enter_context(stack.workspace()))
+            exits.callback(cluster.destroy)
+            cluster.start()
+            url = cluster.create_database()
+        settings = settings_for(url, folder / "data", rate_limits="off", webhook_allowed_networks=LOOPBACK)
         with running(settings, webhook_schedule=SCHEDULE) as service:
             results = [latency(service), faults(service, events)]
     return 0 if all(results) else 1
@@ -163,7 +168,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("kind", nargs="?", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--events", type=int, default=10_000)
-    parser.add_argument("--on", help="URL of an empty database; default: SQLite in a temporary folder")
     arguments = parser.parse_args()
-    sys.exit(main(arguments.events, arguments.on))
+    sys.exit(main(arguments.kind, arguments.events))
