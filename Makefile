@@ -48,8 +48,9 @@ faults: .venv/.dev ## try faults on three replicas and three nodes for 15 minute
 openapi: .venv/.dev ## regenerate docs/openapi.json after an intended change of the API
 	$(BIN)/python -m tests.contract.document
 
-client: .venv/.dev ## regenerate the synchronous client from the asynchronous one
+client: .venv/.dev ## regenerate what is made from the asynchronous client
 	$(BIN)/python scripts/generate_sync.py
+	$(BIN)/python scripts/generate_operations.py
 
 lock: ## regenerate requirements*.txt after a change of pyproject.toml
 	scripts/lock.sh

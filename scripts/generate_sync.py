@@ -11,12 +11,14 @@ from pathlib import Path
 CLIENT = Path(__file__).parents[1] / "src" / "mooring_client"
 SOURCE, TARGET = CLIENT / "aio", CLIENT / "sync"
 # Written by hand in both packages.
-BY_HAND = {"sleeping.py", "forwarding.py", "__init__.py"}
+BY_HAND = {"sleeping.py", "connecting.py", "forwarding.py", "__init__.py"}
 NOTICE = "# Generated from {name}: change that file, and run `make client`.\n"
 REPLACED = (
     (r"\basync (def|with|for)\b", r"\1"),
     (r"\bawait ", ""),
     (r"\bAsyncIterator\b", "Iterator"),
+    (r"\bAwaitable, ", ""),
+    (r"\bAwaitable\[(\w+)\]", r"\1"),
     (r"\basynccontextmanager\b", "contextmanager"),
     (r"__a(iter|enter|exit)__", r"__\1__"),
     (r"\baclose\b", "close"),

@@ -105,6 +105,14 @@ class Settings(Policy, BaseSettings):
         NoDecode,
         Field(description="allowed registries outside the public internet: host, host:port, *.domain"),
     ] = ()
+    template_mirror: Annotated[
+        str | None,
+        Field(
+            max_length=200,
+            pattern=r"^[a-z0-9.-]+(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$",
+            description="where the images of global templates come from: host[:port][/path]; null: as named",
+        ),
+    ] = None
     webhook_allowed_networks: Annotated[
         tuple[Network, ...],
         NoDecode,

@@ -6,8 +6,8 @@
         for instance in client.instances.list():
             print(instance.name, instance.state)
 
-`AsyncMooring` is the same for asyncio. Errors of the server are in `mooring_client.errors`, those without an
-answer in `mooring_client.failures`.
+`AsyncMooring` is the same for asyncio. `OPERATIONS` names the method of each operation of the API. Errors of
+the server are in `mooring_client.errors`, those without an answer in `mooring_client.failures`.
 """
 
 from importlib import import_module
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from mooring_client.aio.client import AsyncMooring
     from mooring_client.errors import MooringError
     from mooring_client.failures import ClientFailure
+    from mooring_client.operations import OPERATIONS
     from mooring_client.sync.client import Mooring
 
 __version__ = "0.1.0"
-__all__ = ["AsyncMooring", "ClientFailure", "Mooring", "MooringError"]
+__all__ = ["OPERATIONS", "AsyncMooring", "ClientFailure", "Mooring", "MooringError"]
 
 # Loaded at their first use: the server needs only the models, and a command its help.
 _WHERE = {
@@ -28,6 +29,7 @@ _WHERE = {
     "ClientFailure": "mooring_client.failures",
     "Mooring": "mooring_client.sync.client",
     "MooringError": "mooring_client.errors",
+    "OPERATIONS": "mooring_client.operations",
 }
 
 

@@ -45,6 +45,18 @@ def text(content: bytes) -> str:
     return content.decode(errors="replace")
 
 
+def json(content: bytes) -> Any:
+    """Read any JSON; None: the answer has no body.
+
+    Raises:
+        BadAnswer: it is not JSON.
+    """
+    try:
+        return from_json(content) if content else None
+    except ValueError:
+        raise BadAnswer(f"the answer is not JSON: {_beginning(content)}; check the URL") from None
+
+
 def model(kind: type[M]) -> Callable[[bytes], M]:
     """A reader of this model. It raises BadAnswer if the body is no JSON object."""
     return lambda content: read_model(kind, content)
@@ -54,32 +66,28 @@ def read_model(kind: type[M], content: bytes) -> M:
     """Read a model. Unknown fields are ignored; see `_tolerant` for what else differs.
 
     Raises:
-        BadAnswer: the content is no JSON object.
+        BadAnswer: the content is no JSON object, or has none of the model's required fields.
     """
     try:
         return kind.model_validate_json(content, extra="ignore", strict=False)
     except ValidationError:
-        return _tolerant(kind, _object(content))
+        return read_object(kind, json(content))
 
 
-def _object(content: bytes) -> dict[str, Any]:
-    try:
-        found = from_json(content)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise BadAnswer("the answer is not a JSON object of Mooring; check the URL")
-    return found
+def read_object(kind: type[M], data: object) -> M:
+    """As `read_model`, of parsed JSON."""
+    required = [field.alias or name for name, field in kind.model_fields.items() if field.is_required()]
+    if not isinstance(data, dict) or not (data.keys() & required or not required):
+        raise BadAnswer(f"the answer is not a {kind.__name__} of Mooring; check the URL")
+    return _tolerant(kind, data)
 
 
-def _tolerant(kind: type[M], data: object) -> M:
+def _tolerant(kind: type[M], data: dict[str, Any]) -> M:
     """Read the answer of a newer or older server.
 
     A value that this release does not know, such as a new state, stays as it is in JSON. A missing field is
     its default, or None.
     """
-    if not isinstance(data, dict):
-        raise BadAnswer(f"the answer is not a {kind.__name__} of Mooring; check the URL")
     try:
         return kind.model_validate(data, extra="ignore", strict=False)
     except ValidationError:
@@ -119,7 +127,7 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 def error(status: int, content: bytes, retry_after: str | None) -> MooringError | ConnectionFailed:
     """The error that an answer states. Its class follows from the code, or from the status if that is new.
 
-    A proxy's own 502, 503 or 504 counts as a lost connection.
+    A proxy's own 502, 503 or 504 counts as a lost connection, its own 429 as TooManyRequests.
 
     Raises:
         BadAnswer: it is no error of Mooring.
@@ -132,19 +140,26 @@ def error(status: int, content: bytes, retry_after: str | None) -> MooringError 
         message = f"{status} from something that is not Mooring: {_beginning(content)}"
         if status in {502, 503, 504}:
             return ConnectionFailed(message, may_have_taken_effect=True)
+        if status == TooManyRequests.status:
+            return TooManyRequests(message, retry_after_s=seconds(retry_after))
         raise BadAnswer(f"{message}; check the URL")
-    found = _class_of(problem["code"], status)(
-        str(problem.get("detail", "")),
-        retry_after_s=seconds(retry_after),
-        **{name: value for name, value in problem.items() if name not in _MEMBERS_OF_PROBLEMS},
-    )
+    kind = _class_of(problem["code"], status, retryable=problem.get("retryable") is True)
+    found = kind(str(problem.get("detail", "")), retry_after_s=seconds(retry_after))
+    # Not as arguments: a server may choose names such as `message`.
+    found.fields = {name: value for name, value in problem.items() if name not in _MEMBERS_OF_PROBLEMS}
     found.request_id = problem.get("request_id")
     return found
 
 
+def redirect(location: str | None) -> BadAnswer:
+    """The failure of a request that is redirected: its key could be sent to another server."""
+    return BadAnswer(f"the server redirects to {location}; use that URL")
+
+
 def error_in_stream(stated: Mapping[str, Any]) -> MooringError:
     """The error with which the server ended a stream."""
-    return _class_of(str(stated.get("code", "")), 503)(str(stated.get("message", "")))
+    kind = _class_of(str(stated.get("code", "")), Unavailable.status, retryable=True)
+    return kind(str(stated.get("message", "")))
 
 
 def seconds(retry_after: str | None) -> int | None:
@@ -152,12 +167,12 @@ def seconds(retry_after: str | None) -> int | None:
     return int(retry_after) if retry_after is not None and retry_after.isdecimal() else None
 
 
-def _class_of(code: str, status: int) -> type[MooringError]:
+def _class_of(code: str, status: int, *, retryable: bool) -> type[MooringError]:
     if (known := MooringError.by_code.get(code)) is not None:
         return known
     nearest = _BY_STATUS.get(status, MooringError)
-    # Its definition registers it, so the next error with this code has the same class.
-    return types.new_class("NewerError", (nearest,), {"code": code, "status": status})
+    facts = {"code": code, "status": status, "retryable": retryable, "known": False}
+    return types.new_class("NewerError", (nearest,), facts)
 
 
 def _beginning(content: bytes) -> str:

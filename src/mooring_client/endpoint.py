@@ -14,7 +14,7 @@ import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -44,13 +44,18 @@ class Endpoint:
     def websocket_url(self) -> str:
         return f"ws{self.url.removeprefix('http')}"
 
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the server is on this machine. No proxy is used then: it would see the key in clear."""
+        return _is_loopback(urlsplit(self.url).hostname or "")
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """The content of the configuration file."""
 
     current: str | None
-    contexts: Mapping[str, Mapping[str, Any]]
+    contexts: Mapping[str, Mapping[str, Any]] = field(repr=False)  # it has the keys
 
 
 def config_file(environment: Mapping[str, str] = os.environ) -> Path:
@@ -89,7 +94,7 @@ def resolve(
     The key of a context is sent only to the URL of that context.
 
     Raises:
-        NotConfigured: there is no key, no such context, or the URL is not allowed.
+        NotConfigured: there is no key, no such context, or the URL or the key is not allowed.
     """
     named = context or environment.get("MOORING_CONTEXT")
     if named and url:
@@ -102,7 +107,7 @@ def resolve(
         raise NotConfigured(f"there is no API key for {found_url}: {_LOGIN}")
     insecure = environment.get("MOORING_INSECURE_HTTP", "").lower() in {"1", "true", "yes"}
     project = environment.get("MOORING_PROJECT") or stored.get("project")
-    return Endpoint(checked_url(str(found_url), insecure=insecure), str(found_key), project)
+    return Endpoint(checked_url(str(found_url), insecure=insecure), _checked_key(str(found_key)), project)
 
 
 def _context(named: str | None, environment: Mapping[str, str]) -> Mapping[str, Any]:
@@ -115,6 +120,18 @@ def _context(named: str | None, environment: Mapping[str, str]) -> Mapping[str, 
         known = ", ".join(sorted(config.contexts)) or "none"
         raise NotConfigured(f"there is no context {wanted!r} (known: {known}); add it with `mooring login`")
     return config.contexts[wanted]
+
+
+def _checked_key(key: str) -> str:
+    """The key without the white space around it, such as the newline at the end of a file.
+
+    Raises:
+        NotConfigured: no key has such characters. The message does not show them: they may be of a key.
+    """
+    stripped = key.strip()
+    if not stripped or not all("!" <= each <= "~" for each in stripped):
+        raise NotConfigured("the API key is empty, or has spaces or characters beyond ASCII; copy it again")
+    return stripped
 
 
 def checked_url(url: str, *, insecure: bool = False) -> str:

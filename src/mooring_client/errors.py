@@ -16,9 +16,12 @@ class MooringError(Exception):
     Subclasses inherit the status, the title and `retryable`, unless they set them.
 
     Attributes:
-        by_code: all subclasses, by their code.
+        by_code: all classes, by their code.
         retry_after_s: after how many seconds a retry may succeed; None: unknown.
         request_id: the ID of the failed request, on the client's side; the server's log has it too.
+        repeated: on the client's side, whether the answer to an earlier attempt of the request was lost. That
+            attempt may have taken effect: a repeated DELETE may raise NotFound, and a repeated change of one
+            version PreconditionFailed.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -28,11 +31,12 @@ class MooringError(Exception):
     by_code: ClassVar[dict[str, type["MooringError"]]] = {}
 
     def __init_subclass__(
-        cls, *, code: str, status: int = 0, title: str = "", retryable: bool = False
+        cls, *, code: str, status: int = 0, title: str = "", retryable: bool = False, known: bool = True
     ) -> None:
         cls.code, cls.status, cls.title = code, status or cls.status, title or cls.title
         cls.retryable = retryable or cls.retryable
-        cls.by_code[code] = cls
+        if known:
+            cls.by_code[code] = cls
 
     def __init__(self, message: str, *, retry_after_s: int | None = None, **fields: Any) -> None:
         super().__init__(message)
@@ -40,6 +44,10 @@ class MooringError(Exception):
         self.retry_after_s = retry_after_s
         self.fields: Mapping[str, Any] = fields
         self.request_id: str | None = None
+        self.repeated = False
+
+
+MooringError.by_code[MooringError.code] = MooringError
 
 
 # One block for each status, one class for each code.
@@ -154,6 +162,7 @@ class ExpiryInPast(Invalid, code="expired"): ...
 class IdempotencyKeyReused(
     Invalid, code="idempotency_key_reused", title="Idempotency-Key was used for another request"
 ): ...
+class InvalidParameters(Invalid, code="invalid_parameters", title="The template takes other parameters"): ...
 class InvalidPublicKey(Invalid, code="invalid_public_key"): ...
 class NoMembership(Invalid, code="no_membership"): ...
 class NoPermissions(Invalid, code="no_permissions"): ...

@@ -18,12 +18,16 @@ class Attempts:
 
     Every attempt is safe to repeat: a POST has an `Idempotency-Key`, so the server carries it out once and
     answers the repetition as it answered the first.
+
+    Attributes:
+        may_have_taken_effect: whether an earlier attempt may have, because its answer was lost.
     """
 
     def __init__(self, max_retries: int, jitter: Callable[[], float] = random.random) -> None:
         self._left = max_retries
         self._pause_s = FIRST_PAUSE_S
         self._jitter = jitter
+        self.may_have_taken_effect = False
 
     def pause_after(self, failure: MooringError | ConnectionFailed) -> float:
         """How many seconds to wait before the next attempt.
@@ -31,6 +35,10 @@ class Attempts:
         Raises:
             MooringError, ConnectionFailed: the failure itself, if it is final.
         """
+        if isinstance(failure, MooringError):
+            failure.repeated = self.may_have_taken_effect
+        else:
+            self.may_have_taken_effect |= failure.may_have_taken_effect
         if self._left == 0 or not _may_pass(failure):
             raise failure
         self._left -= 1

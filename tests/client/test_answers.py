@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from mooring_client import answers, errors
+from mooring_client.cli.exits import message_of
 from mooring_client.failures import BadAnswer, ConnectionFailed
 from mooring_client.schemas.events import EventList
 from mooring_client.schemas.instances import Instance, InstanceList
@@ -91,9 +92,35 @@ def test_an_unknown_code_has_the_class_of_its_status() -> None:
     found: Any = answers.error(409, _problem("brand_new", 409), "7")
     assert isinstance(found, errors.Conflict)
     assert (found.code, found.status, found.retry_after_s) == ("brand_new", 409, 7)
-    again: Any = answers.error(409, _problem("brand_new", 409), None)
-    assert type(again) is type(found)
-    errors.MooringError.by_code.pop("brand_new")
+    assert not found.retryable
+    # A server cannot fill the memory of the client with codes.
+    assert "brand_new" not in errors.MooringError.by_code
+
+
+def test_an_unknown_code_may_be_retryable() -> None:
+    content = json.dumps({**json.loads(_problem("brand_new", 503)), "retryable": True}).encode()
+    found: Any = answers.error(503, content, None)
+    assert isinstance(found, errors.Unavailable)
+    assert found.retryable
+
+
+def test_members_of_a_problem_may_have_any_name() -> None:
+    members = {"message": "m", "retry_after_s": 1, "self": 2, "errors": None}
+    content = json.dumps({**json.loads(_problem("not_found", 404)), **members}).encode()
+    found: Any = answers.error(404, content, None)
+    assert found.fields == members
+    assert found.retry_after_s is None
+    assert "not_found" in message_of(found)
+
+
+def test_the_error_of_a_server_without_a_code_of_its_own() -> None:
+    assert type(answers.error(500, _problem("internal_error", 500), None)) is errors.MooringError
+
+
+def test_a_429_of_a_proxy_can_be_retried() -> None:
+    found: Any = answers.error(429, b"<html>Too Many Requests</html>", "3")
+    assert isinstance(found, errors.TooManyRequests)
+    assert (found.retryable, found.retry_after_s) == (True, 3)
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])

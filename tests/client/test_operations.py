@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from mooring_client import OPERATIONS as METHODS_BY_OPERATION
+from mooring_client import AsyncMooring, Mooring
 from mooring_client.fields import InstanceFields, ProjectFields, TemplateFields
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +24,8 @@ FIELDS: dict[str, Any] = {
     f"Unpack[{each.__name__}]": each for each in (InstanceFields, ProjectFields, TemplateFields)
 }
 IMPLIED = {"cursor", "dry_run", "follow"}
+# Of a create: `instances.wait` waits without a limit of time, and through restarts of the server.
+WAITED = {"wait", "timeout_s"}
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ def _parameters_of(operation: dict[str, Any]) -> frozenset[str]:
         names.add("version")
     for content in operation.get("requestBody", {}).get("content", {}).values():
         names |= _resolved(content["schema"])["properties"].keys()
+    if operation["operationId"] == "create_instance":
+        names -= WAITED
     return frozenset(RENAMED.get(name, name) for name in names - IMPLIED)
 
 
@@ -147,3 +153,12 @@ def test_the_method_has_the_parameters_of_the_operation(name: str) -> None:
             assert method.answer in {f"model({answer})" for answer in operation.answers}, method.where
         else:
             assert method.answer in {"nothing", "text", "answers.nothing"}, method.where
+
+
+def test_the_method_of_each_operation_can_be_looked_up() -> None:
+    assert METHODS_BY_OPERATION.keys() == OPERATIONS.keys()
+    for kind in (Mooring, AsyncMooring):
+        client = kind("http://127.0.0.1:9", "a-key")
+        for name in METHODS_BY_OPERATION.values():
+            resource, _, method = name.partition(".")
+            assert callable(getattr(getattr(client, resource), method)), name

@@ -1,7 +1,7 @@
-"""The synchronous client is what scripts/generate_sync.py makes from the asynchronous one."""
+"""What the scripts make from the asynchronous client is what is committed."""
 
 import pytest
-from scripts import generate_sync
+from scripts import generate_operations, generate_sync
 
 
 @pytest.fixture(scope="module")
@@ -24,3 +24,8 @@ def test_nothing_asynchronous_is_left(generated: dict[str, str]) -> None:
     for name, text in generated.items():
         assert "async" not in text.replace("websockets.asyncio", ""), name
         assert "await" not in text, name
+
+
+def test_the_committed_operations_are_the_generated_ones() -> None:
+    """If this fails: `make client`."""
+    assert generate_operations.TARGET.read_text() == generate_operations.generated()

@@ -41,6 +41,7 @@ NOT_IN_A_SCHEMA = {
     "no_permissions",  # a key needs a role or scopes
     "scope_of_no_project",
     "expired",  # a time in the past
+    "invalid_parameters",  # of the template
     "invalid_public_key",  # the line of a .pub file
     "upgrade_required",  # the request must be the handshake of a WebSocket
 }

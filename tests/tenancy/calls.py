@@ -266,6 +266,25 @@ def _secret(setup: Setup, json: Any = None) -> Call:
     return Call({"secret_id": made["id"]}, json=json)
 
 
+_SPEC = {"image": "busybox", "gpus": {"count": "${gpus}"}}
+_PARAMETERS = {"gpus": {"type": "integer", "default": 1}}
+
+
+def _new_template(setup: Setup, _caller: str) -> Call:
+    body = {"name": _unique("template"), "spec": _SPEC, "parameters": _PARAMETERS, "project_id": setup.a.id}
+    return Call(json=body)
+
+
+def _applied_template(setup: Setup, _caller: str) -> Call:
+    body = {"spec": _SPEC, "parameters": _PARAMETERS, "project_id": setup.a.id}
+    return Call({"name": _unique("template")}, json=body)
+
+
+def _template(setup: Setup, json: Any = None) -> Call:
+    made = post(setup.a.member, "/v1/templates", name=_unique("template"), spec=_SPEC, parameters=_PARAMETERS)
+    return Call({"template_id": made["id"]}, json=json)
+
+
 def _server() -> str:
     return f"registry-{next(_number)}.example"
 
@@ -416,6 +435,12 @@ CALLS: Mapping[str, Make] = {
     "create_ssh_key": _new_ssh_key,
     "delete_ssh_key": lambda setup, _: _ssh_key(setup),
     "create_ssh_certificate": lambda _setup, _: Call(json={"public_key": public_key()}),
+    "list_templates": _empty_call,
+    "get_template": lambda setup, _: _template(setup),
+    "render_template": lambda setup, _: _template(setup, {"parameters": {"gpus": 2}}),
+    "create_template": _new_template,
+    "apply_template": _applied_template,
+    "delete_template": lambda setup, _: _template(setup),
     "list_secrets": _empty_call,
     "get_secret": lambda setup, _: _secret(setup),
     "create_secret": _new_secret,

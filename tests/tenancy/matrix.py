@@ -103,6 +103,12 @@ _TABLE = {
     "list_audit_log":       "401    401   401     401     403      200     403    403    200   200   401",
     "get_audit_head":       "401    401   401     401     403      403     403    403    403   200   401",
     #                        no key wrong expired revoked b member b owner viewer member owner admin node
+    "list_templates":       "401    401   401     401     200      200     200    200    200   200   401",
+    "get_template":         "401    401   401     401     404      404     200    200    200   200   401",
+    "render_template":      "401    401   401     401     404      404     200    200    200   200   401",
+    "create_template":      "401    401   401     401     404      404     403    201    201   201   401",
+    "apply_template":       "401    401   401     401     404      404     403    201    201   201   401",
+    "delete_template":      "401    401   401     401     404      404     403    204    204   204   401",
     "list_secrets":         "401    401   401     401     200      200     200    200    200   200   401",
     "get_secret":           "401    401   401     401     404      404     200    200    200   200   401",
     "create_secret":        "401    401   401     401     404      404     403    201    201   201   401",

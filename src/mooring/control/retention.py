@@ -38,6 +38,7 @@ from mooring.db.tables import (
     Reservation,
     Secret,
     SshKey,
+    Template,
     User,
     Webhook,
     WebhookDelivery,
@@ -300,8 +301,8 @@ class _Groups(Sweep):
 
 
 _PROJECT_TABLES = (
-    Allocation, InstanceRecord, InstanceGroup, Reservation, ApiKey, Member, Secret, Registry, Webhook,
-    Instance,
+    Allocation, InstanceRecord, InstanceGroup, Reservation, ApiKey, Member, Secret, Registry, Template,
+    Webhook, Instance,
 )  # fmt: skip
 
 

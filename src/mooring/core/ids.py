@@ -20,6 +20,7 @@ INSTANCE_GROUP: Final = "grp"
 RESERVATION: Final = "rsv"
 GPU_INCIDENT: Final = "inc"
 PORT_LINK: Final = "lnk"
+TEMPLATE: Final = "tpl"
 WEBHOOK: Final = "whk"
 DELIVERY: Final = "dlv"
 

@@ -6,8 +6,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import httpx
-from pydantic_core import from_json
 
+from mooring_client import answers
 from mooring_client.aio.transport import AsyncTransport
 from mooring_client.calls import Call
 from mooring_client.endpoint import resolve
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mooring_client.aio.resources.secrets import AsyncSecrets
     from mooring_client.aio.resources.service import AsyncService
     from mooring_client.aio.resources.ssh_keys import AsyncSshKeys
+    from mooring_client.aio.resources.templates import AsyncTemplates
     from mooring_client.aio.resources.users import AsyncUsers
     from mooring_client.aio.resources.webhooks import AsyncWebhooks
 
@@ -87,7 +88,7 @@ class AsyncMooring:
                 operation="",
                 method=method,
                 path=path,
-                read=_json,
+                read=answers.json,
                 params=params or {},
                 body=body,
                 headers=headers or {},
@@ -180,6 +181,12 @@ class AsyncMooring:
         return AsyncSshKeys(self._transport)
 
     @cached_property
+    def templates(self) -> "AsyncTemplates":
+        from mooring_client.aio.resources.templates import AsyncTemplates
+
+        return AsyncTemplates(self._transport)
+
+    @cached_property
     def users(self) -> "AsyncUsers":
         from mooring_client.aio.resources.users import AsyncUsers
 
@@ -202,7 +209,3 @@ class AsyncMooring:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def _json(content: bytes) -> Any:
-    return from_json(content) if content else None

@@ -17,7 +17,7 @@ from mooring_client.reconnecting import SILENT_S, Reconnecting
 MEDIA_TYPE: Final = "text/event-stream"
 
 
-async def follow(
+async def followed(
     transport: AsyncTransport, call: Call[Any], last_id: str | None, *, ends: bool
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield the data of each event. After a lost connection, continue after the last one.
@@ -29,16 +29,17 @@ async def follow(
     Raises:
         MooringError: what the server answered, or the reason for which it ended the stream.
         ConnectionFailed: the server could not be reached for longer than the client's `reconnect_s`.
+        BadAnswer: an event is not one of Mooring.
     """
     reconnecting = Reconnecting(transport.reconnect_s)
     while True:
         failure: MooringError | ConnectionFailed
         try:
             async for event in _events(transport, call, last_id):
-                reconnecting.connected()
-                data = from_json(event.data)
-                if "error" in data and not event.id:
+                data = _object(event)
+                if isinstance(data.get("error"), dict) and not event.id:
                     raise error_in_stream(data["error"])
+                reconnecting.connected()
                 last_id = event.id or last_id
                 yield data
             if ends:
@@ -47,6 +48,16 @@ async def follow(
         except (MooringError, ConnectionFailed) as error:
             failure = error
         await sleep(reconnecting.pause_after(failure))
+
+
+def _object(event: ServerSentEvent) -> dict[str, Any]:
+    try:
+        found = from_json(event.data)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise BadAnswer(f"an event of the stream is no JSON object: {event.data[:200]!r}; check the URL")
+    return found
 
 
 async def _events(

@@ -5,14 +5,15 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import httpx
-from pydantic_core import from_json, to_json
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from pydantic_core import to_json
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
 from mooring_client import answers
+from mooring_client.aio.connecting import AsyncConnecting
 from mooring_client.aio.transport import CONNECT_TIMEOUT_S, AsyncTransport
 from mooring_client.calls import Call, path
-from mooring_client.failures import ConnectionFailed, StreamInterrupted
+from mooring_client.failures import BadAnswer, ConnectionFailed, StreamInterrupted
 from mooring_client.stream_messages import (
     MAX_DATA_BYTES,
     MAX_MESSAGE_BYTES,
@@ -26,6 +27,8 @@ from mooring_client.stream_messages import (
 
 # Below the 60 s after which many proxies close a silent connection.
 _PING_INTERVAL_S: Final = 20
+# A program's output may still be on its way when its reader leaves: the server does not answer until then.
+_CLOSE_TIMEOUT_S: Final = 1
 _OUTPUT: Final = frozenset({Channel.STDOUT, Channel.STDERR})
 
 
@@ -38,11 +41,12 @@ async def opened(
     Raises:
         MooringError: the server's answer, if it rejects the request.
         ConnectionFailed: the server cannot be reached.
+        BadAnswer: it redirects, or is not Mooring.
     """
     query = httpx.QueryParams(call.query)
     url = f"{transport.endpoint.websocket_url}{call.path}{f'?{query}' if query else ''}"
     try:
-        websocket = await connect(
+        opening = AsyncConnecting(
             url,
             subprotocols=[subprotocol],  # type: ignore[list-item]  # a NewType of str
             additional_headers=transport.headers(),
@@ -51,13 +55,18 @@ async def opened(
             open_timeout=CONNECT_TIMEOUT_S + transport.timeout_s,
             ping_interval=_PING_INTERVAL_S,
             max_size=MAX_MESSAGE_BYTES,
+            proxy=None if transport.endpoint.is_loopback else True,
+            close_timeout=_CLOSE_TIMEOUT_S,
         )
+        websocket = await opening.__aenter__()
     except InvalidStatus as rejection:
         response = rejection.response
+        if 300 <= response.status_code < 400:
+            raise answers.redirect(response.headers.get("Location")) from None
         raise answers.error(
             response.status_code, bytes(response.body or b""), response.headers.get("Retry-After")
         ) from None
-    except (OSError, TimeoutError, InvalidHandshake) as error:
+    except (OSError, TimeoutError, InvalidHandshake, InvalidURI) as error:
         raise ConnectionFailed(f"{transport.endpoint.url} cannot be reached: {error}") from None
     async with websocket:
         yield websocket
@@ -97,19 +106,24 @@ class AsyncCommand:
         """
         try:
             async for received in self._websocket:
-                channel, data = split(received if isinstance(received, bytes) else received.encode())
+                try:
+                    channel, data = split(received if isinstance(received, bytes) else received.encode())
+                except BadMessage:
+                    continue  # of a newer server
                 if channel is Channel.STATUS:
-                    self._end(from_json(data))
+                    self._end(answers.json(data))
                     return
                 if channel in _OUTPUT and data:
                     yield channel, data
-        except (ConnectionClosed, BadMessage, ValueError) as error:
+        except (ConnectionClosed, BadAnswer) as error:
             raise StreamInterrupted(f"the connection ended before the command: {error}") from None
         raise StreamInterrupted("the connection ended before the command")
 
-    def _end(self, status: dict[str, Any]) -> None:
-        if reason := status.get("reason"):
-            raise StreamInterrupted(str(reason["message"]), str(reason["code"]))
+    def _end(self, status: Any) -> None:
+        if not isinstance(status, dict):
+            raise BadAnswer("its status is no JSON object")
+        if isinstance(reason := status.get("reason"), dict):
+            raise StreamInterrupted(str(reason.get("message", "")), str(reason.get("code", "")))
         self.exit_code = status.get("exit_code")
 
     async def write(self, data: bytes) -> None:

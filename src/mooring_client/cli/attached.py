@@ -157,7 +157,7 @@ class Attached:
         """Show the rest from the logs, which continue after a lost connection."""
         say(f"mooring: {failure}; continuing from the logs, with the last {_REPEATED} lines again")
         say(f"mooring: the whole output: mooring logs --tail 10000 {self._name}")
-        for line in self._instances.follow_logs(self._id, tail=_REPEATED):
+        for line in self._instances.logs(self._id, tail=_REPEATED, follow=True):
             print(line.line, file=sys.stderr if line.stream == "stderr" else sys.stdout, flush=True)
         return end_of(self._client, self._id)
 

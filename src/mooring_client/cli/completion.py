@@ -1,5 +1,8 @@
 """Completion in shells: the script, and names from the API."""
 
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -9,23 +12,32 @@ from mooring_client.cli.session import connect
 _SHELLS = ("bash", "zsh", "fish")
 # A shell waits for these names while its user types.
 _WITHIN_S = 0.3
-_MOST = 200
+_PAGE = 200
 
 
 def names_of(path: str) -> Any:
     """A function that completes the names of a list of the API; without a server, nothing is completed."""
 
     def complete(incomplete: str) -> list[str]:
-        try:
-            with connect(timeout_s=_WITHIN_S, max_retries=0) as client:
-                items = client.request("GET", path, params={"limit": _MOST})["items"]
-        except Exception:
-            return []  # a message would end up in the command line
-        names = [str(item.get("name", "")) for item in items]
+        names: list[str] = []
+        with suppress(Exception):  # a message would end up in the command line
+            names += _names(path)
         # A shell would take a name with spaces for several words.
         return [name for name in names if name.startswith(incomplete) and len(name.split()) == 1]
 
     return complete
+
+
+def _names(path: str) -> Iterator[str]:
+    """Yield the names of a list: of all pages that come in time."""
+    params, until = {"limit": str(_PAGE)}, time.monotonic() + _WITHIN_S
+    with connect(timeout_s=_WITHIN_S, max_retries=0) as client:
+        while time.monotonic() < until:
+            page = client.request("GET", path, params=params)
+            yield from (str(item.get("name", "")) for item in page["items"])
+            if page["next_cursor"] is None:
+                return
+            params["cursor"] = page["next_cursor"]
 
 
 InstanceArgument = Annotated[

@@ -61,10 +61,15 @@ def message_of(failure: MooringError | ClientFailure) -> str:
     """What the user reads: the server's sentence, each invalid field, and the ID for the server's log."""
     lines = [f"mooring: {failure}"]
     if isinstance(failure, MooringError):
+        stated = failure.fields.get("errors")
         problems = [
-            f"{item.get('pointer')}: {item.get('message')}" for item in failure.fields.get("errors", ())
+            f"{item.get('pointer')}: {item.get('message')}"
+            for item in (stated if isinstance(stated, list) else ())
+            if isinstance(item, dict)
         ]
         lines += [f"  {problem}" for problem in problems if problem not in lines[0]]
+        if failure.repeated:
+            lines[0] += " (an earlier attempt, whose answer was lost, may have taken effect)"
         lines[0] += f" ({failure.code}{f', request {failure.request_id}' if failure.request_id else ''})"
     return "\n".join(map(clean_line, lines))
 

@@ -92,7 +92,7 @@ def logs(
         if not follow:
             print(client.instances.logs(found["id"], tail=tail, since=since), end="")
             return
-        for line in client.instances.follow_logs(found["id"], tail=tail, since=since):
+        for line in client.instances.logs(found["id"], tail=tail, since=since, follow=True):
             print(line.line, file=sys.stderr if line.stream == "stderr" else sys.stdout, flush=True)
 
 

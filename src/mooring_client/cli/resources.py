@@ -11,6 +11,7 @@ from mooring_client.cli.completion import names_of
 from mooring_client.cli.exits import exit_of, message_of
 from mooring_client.cli.session import say
 from mooring_client.errors import MooringError, NotFound
+from mooring_client.failures import BadAnswer
 from mooring_client.terminal_text import clean_line
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def every(client: "Mooring", path: str, **params: Any) -> Iterator[Any]:
         yield from page["items"]
         if page["next_cursor"] is None:
             return
+        if page["next_cursor"] == sent.get("cursor"):
+            raise BadAnswer("the server answers the same page again; check the URL")
         sent["cursor"] = page["next_cursor"]
 
 

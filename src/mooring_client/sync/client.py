@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import httpx
-from pydantic_core import from_json
 
+from mooring_client import answers
 from mooring_client.calls import Call
 from mooring_client.endpoint import resolve
 from mooring_client.reconnecting import DEFAULT_RECONNECT_S
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mooring_client.sync.resources.secrets import Secrets
     from mooring_client.sync.resources.service import Service
     from mooring_client.sync.resources.ssh_keys import SshKeys
+    from mooring_client.sync.resources.templates import Templates
     from mooring_client.sync.resources.users import Users
     from mooring_client.sync.resources.webhooks import Webhooks
 
@@ -88,7 +89,7 @@ class Mooring:
                 operation="",
                 method=method,
                 path=path,
-                read=_json,
+                read=answers.json,
                 params=params or {},
                 body=body,
                 headers=headers or {},
@@ -181,6 +182,12 @@ class Mooring:
         return SshKeys(self._transport)
 
     @cached_property
+    def templates(self) -> "Templates":
+        from mooring_client.sync.resources.templates import Templates
+
+        return Templates(self._transport)
+
+    @cached_property
     def users(self) -> "Users":
         from mooring_client.sync.resources.users import Users
 
@@ -203,7 +210,3 @@ class Mooring:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _json(content: bytes) -> Any:
-    return from_json(content) if content else None

@@ -18,7 +18,7 @@ from mooring_client.sync.transport import Transport
 MEDIA_TYPE: Final = "text/event-stream"
 
 
-def follow(
+def followed(
     transport: Transport, call: Call[Any], last_id: str | None, *, ends: bool
 ) -> Iterator[dict[str, Any]]:
     """Yield the data of each event. After a lost connection, continue after the last one.
@@ -30,16 +30,17 @@ def follow(
     Raises:
         MooringError: what the server answered, or the reason for which it ended the stream.
         ConnectionFailed: the server could not be reached for longer than the client's `reconnect_s`.
+        BadAnswer: an event is not one of Mooring.
     """
     reconnecting = Reconnecting(transport.reconnect_s)
     while True:
         failure: MooringError | ConnectionFailed
         try:
             for event in _events(transport, call, last_id):
-                reconnecting.connected()
-                data = from_json(event.data)
-                if "error" in data and not event.id:
+                data = _object(event)
+                if isinstance(data.get("error"), dict) and not event.id:
                     raise error_in_stream(data["error"])
+                reconnecting.connected()
                 last_id = event.id or last_id
                 yield data
             if ends:
@@ -48,6 +49,16 @@ def follow(
         except (MooringError, ConnectionFailed) as error:
             failure = error
         sleep(reconnecting.pause_after(failure))
+
+
+def _object(event: ServerSentEvent) -> dict[str, Any]:
+    try:
+        found = from_json(event.data)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise BadAnswer(f"an event of the stream is no JSON object: {event.data[:200]!r}; check the URL")
+    return found
 
 
 def _events(transport: Transport, call: Call[Any], last_id: str | None) -> Iterator[ServerSentEvent]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Generic
 
 from mooring_client.calls import Call
+from mooring_client.failures import BadAnswer
 from mooring_client.pages import Item, Page
 from mooring_client.sync.transport import Transport
 
@@ -22,13 +23,19 @@ class Pages(Generic[Item]):
                 yield item
 
     def pages(self) -> Iterator[Sequence[Item]]:
-        """Yield the items of each page."""
+        """Yield the items of each page.
+
+        Raises:
+            BadAnswer: a page names itself as the next one.
+        """
         call = self._first
         while True:
             page: Page[Item] = self._transport.send(call)
             yield page.items
             if page.next_cursor is None:
                 return
+            if page.next_cursor == call.params.get("cursor"):
+                raise BadAnswer("the server answers the same page again; check the URL")
             call = replace(call, params={**call.params, "cursor": page.next_cursor})
 
     def all(self) -> list[Item]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import httpx
@@ -13,12 +14,14 @@ import mooring_client
 from mooring_client import answers
 from mooring_client.calls import AppliedResource, Call, T
 from mooring_client.endpoint import Endpoint
-from mooring_client.errors import MooringError
+from mooring_client.errors import MooringError, NotFound
 from mooring_client.failures import BadAnswer, ConnectionFailed
 from mooring_client.retries import Attempts
 from mooring_client.sync.sleeping import sleep
 
 CONNECT_TIMEOUT_S: Final = 5.0
+# A redirect could send the key to another server.
+_FOLLOWS: Final = False
 
 
 class Transport:
@@ -43,9 +46,11 @@ class Transport:
         self.timeout_s = timeout_s
         self.max_retries = max_retries
         self.reconnect_s = reconnect_s
-        # A redirect could send the key to another server, so none is followed.
         # Without TLS, the certificates of the CAs are not needed; reading them takes 20 ms.
-        self._http = http or httpx.Client(follow_redirects=False, verify=endpoint.url.startswith("https:"))
+        self._http = http or httpx.Client(
+            verify=endpoint.url.startswith("https:"),
+            mounts={f"all://{urlsplit(endpoint.url).netloc}": None} if endpoint.is_loopback else None,
+        )
         self._headers = {
             "Authorization": f"Bearer {endpoint.api_key}",
             "User-Agent": f"mooring-client/{mooring_client.__version__}",
@@ -62,7 +67,12 @@ class Transport:
             ConnectionFailed: the server could not be reached, or did not answer in time.
             BadAnswer: the answer is not one of Mooring.
         """
-        return call.read((self._answer(call)).content)
+        try:
+            return call.read((self._answer(call)).content)
+        except NotFound as failure:
+            if call.method == "DELETE" and call.read is answers.nothing and failure.repeated:
+                return call.read(b"")  # an attempt whose answer was lost has deleted it
+            raise
 
     def apply(self, call: Call[T]) -> AppliedResource[T]:
         """As `send`, for a request with all fields of a resource."""
@@ -74,8 +84,8 @@ class Transport:
         while True:
             failure: MooringError | ConnectionFailed
             try:
-                response = self._http.send(request)
-            except httpx.TransportError as error:
+                response = self._http.send(request, follow_redirects=_FOLLOWS)
+            except httpx.RequestError as error:
                 failure = self._lost(error)
             else:
                 if response.is_success:
@@ -97,7 +107,7 @@ class Transport:
         try:
             request = self._request(replace(call, headers={**call.headers, **headers}))
             request.extensions["timeout"]["read"] = silent_s
-            response = self._http.send(request, stream=True)
+            response = self._http.send(request, stream=True, follow_redirects=_FOLLOWS)
             try:
                 if not response.is_success:
                     response.read()
@@ -105,7 +115,7 @@ class Transport:
                 yield response
             finally:
                 response.close()
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise self._lost(error) from None
 
     def headers(self) -> dict[str, str]:
@@ -113,9 +123,9 @@ class Transport:
         return dict(self._headers)
 
     def _request(self, call: Call[T]) -> httpx.Request:
-        headers = {**self._headers, **call.headers}
+        headers = httpx.Headers({**self._headers, **call.headers})
         if call.method == "POST":
-            headers["Idempotency-Key"] = uuid4().hex
+            headers.setdefault("Idempotency-Key", uuid4().hex)
         return self._http.build_request(
             call.method,
             f"{self.endpoint.url}{call.path}",
@@ -127,7 +137,10 @@ class Transport:
             ),
         )
 
-    def _lost(self, error: httpx.TransportError) -> ConnectionFailed:
+    def _lost(self, error: httpx.RequestError) -> ConnectionFailed:
+        """Raises BadAnswer: the body is not what its headers say."""
+        if isinstance(error, httpx.DecodingError):
+            raise BadAnswer(f"the answer of {self.endpoint.url} is damaged: {error}")
         unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
         if isinstance(error, httpx.TimeoutException):
             problem = "does not accept connections" if unsent else "did not answer in time"
@@ -138,5 +151,5 @@ class Transport:
 
 def _failure(response: httpx.Response) -> MooringError | ConnectionFailed:
     if response.is_redirect:
-        raise BadAnswer(f"the server redirects to {response.headers.get('Location')}; use that URL")
+        raise answers.redirect(response.headers.get("Location"))
     return answers.error(response.status_code, response.content, response.headers.get("Retry-After"))

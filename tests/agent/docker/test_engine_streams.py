@@ -1,14 +1,22 @@
 """Requests to the engine in an event loop: answers that are cut off, late, wrong, or streams of bytes."""
 
 import asyncio
+import socket
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from mooring.agent.docker.errors import EngineRefused
 from mooring.agent.docker.streams import engine_streams
 from mooring.agent.docker.streams.container_output import ContainerOutput
-from mooring.agent.docker.streams.engine_streams import Document, EngineAddress, EngineApi, EngineConnection
+from mooring.agent.docker.streams.engine_streams import (
+    Document,
+    EngineAddress,
+    EngineApi,
+    EngineConnection,
+    HeldConnection,
+)
 from mooring.agent.runtime import RuntimeUnavailable
 from mooring_client.stream_messages import MAX_DATA_BYTES, Channel
 from tests.agent.container_streams import within
@@ -36,7 +44,7 @@ def requested(folder: Path, sent: bytes | None, *, stays_open: bool = False) -> 
     return within(request())
 
 
-async def read_all(connection: EngineConnection) -> bytes:
+async def read_all(connection: EngineConnection | HeldConnection) -> bytes:
     content = b""
     while chunk := await connection.read():
         content += chunk
@@ -243,3 +251,40 @@ def test_the_output_of_a_terminal_has_no_headers(tmp_path: Path) -> None:
             assert found == sent
 
     within(read())
+
+
+def _closing_with_unread_input(listening: socket.socket) -> None:
+    """Answer a request as the engine does whose process ends before it has read its input."""
+    connection, _ = listening.accept()
+    with connection:
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += connection.recv(1)
+        connection.sendall(UPGRADED)
+        connection.recv(1, socket.MSG_PEEK)
+        connection.sendall(b"output")
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_output_is_complete_when_a_process_ends_without_reading_its_input(tmp_path: Path, held: bool) -> None:
+    path = str(tmp_path / "engine.sock")
+
+    async def attached() -> bytes:
+        connection: EngineConnection | HeldConnection = (
+            await asyncio.to_thread(HeldConnection.open, path, "/attach", {})
+            if held
+            else await EngineConnection.open(EngineAddress(path), "POST", "/attach", upgrade=True)
+        )
+        await connection.write(b"input")
+        await asyncio.to_thread(engine.join)
+        try:
+            return await read_all(connection)
+        finally:
+            connection.abort()
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        engine = Thread(target=_closing_with_unread_input, args=(listening,))
+        engine.start()
+        assert within(attached()) == b"output"

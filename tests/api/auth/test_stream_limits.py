@@ -72,6 +72,9 @@ def test_a_stream_over_the_callers_limit_is_rejected_until_another_ends(
             assert int(rejected.headers["retry-after"]) >= 1
         problem(member.get("/v1/instances/ins_x/wait"), 429, "too_many_streams")
         problem(member.post("/v1/instances/ins_x/exec", json={"command": ["a"]}), 429, "too_many_streams")
+        waits = {"image": "busybox", "name": "not-created"}
+        problem(member.post("/v1/instances?wait=running", json=waits), 429, "too_many_streams")
+        assert shared.items("/v1/instances", name="not-created") == []
         assert _open(shared_service) == before
         # Plain reads and other callers are not affected.
         assert member.get("/v1/me").status_code == 200

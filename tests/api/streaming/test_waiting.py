@@ -1,10 +1,12 @@
-"""`/wait` is answered when the state is reached or can no longer be reached, or at the timeout."""
+"""Waits are answered when the state is reached or can no longer be reached, or at the timeout."""
 
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
+from pydantic_core import from_json
 
 from mooring.db.signals import Topic
 from tests.api.conftest import Sandbox
@@ -132,3 +134,81 @@ def test_a_wait_ends_at_its_timeout(sandbox: Sandbox) -> None:
 )
 def test_an_invalid_wait_is_rejected(shared: Client, query: str) -> None:
     problem(shared.get(f"/v1/instances/{shared.create()['id']}/wait?{query}"), 422, "validation_failed")
+
+
+# --- creates with `wait=running`
+
+
+class Creating:
+    """A create that waits, in a thread of its own, on the sandbox's node.
+
+    Attributes:
+        id: the instance's.
+    """
+
+    def __init__(self, sandbox: Sandbox, name: str, *, gpus: int = 1, **params: Any) -> None:
+        self._answer: httpx.Response | None = None
+        body = {
+            "image": "mooring-test/busybox:1",
+            "name": name,
+            "node_selector": {"sandbox": sandbox.node.name},
+            "gpus": {"count": gpus},
+        }
+        headers = {"Idempotency-Key": name}
+
+        def post() -> None:
+            with Client(str(sandbox.client.base_url)) as own:
+                query = {"wait": "running", **params}
+                self._answer = own.post("/v1/instances", json=body, params=query, headers=headers)
+
+        self._thread = threading.Thread(target=post)
+        self._thread.start()
+        (found,) = wait_until(lambda: sandbox.client.items("/v1/instances", name=name))
+        self.id: str = found["id"]
+        sandbox.created_ids.append(self.id)
+
+    def answer(self) -> httpx.Response:
+        self._thread.join(20)
+        assert self._answer is not None, "still waiting"
+        return self._answer
+
+
+def test_a_create_that_waits_is_answered_when_the_instance_runs(sandbox: Sandbox) -> None:
+    request = Creating(sandbox, "waits-1")
+    sandbox.client.wait(request.id, "scheduled")
+    assignment = sandbox.assignment(request.id)
+    sandbox.sync(observed(assignment, "running"))
+    answer = request.answer()
+    found = answer.json()
+    assert (answer.status_code, found["id"], found["state"]) == (201, request.id, "running")
+    assert answer.headers["location"] == f"/v1/instances/{request.id}"
+    assert answer.headers["etag"] == f'"{found["version"]}"'
+    again = Creating(sandbox, "waits-1").answer()
+    assert (again.status_code, again.json()["id"]) == (201, request.id)
+    assert again.headers["idempotency-replayed"] == "true"
+
+
+def test_a_create_that_waits_is_answered_when_the_instance_cannot_run(sandbox: Sandbox) -> None:
+    request = Creating(sandbox, "waits-2")
+    sandbox.client.wait(request.id, "scheduled")
+    reason = {"code": "image_not_found", "message": "no"}
+    sandbox.sync(observed(sandbox.assignment(request.id), "refused", reason=reason))
+    answer = request.answer()
+    found = answer.json()
+    assert (answer.status_code, found["state"], found["reason"]["code"]) == (201, "failed", "image_not_found")
+
+
+def test_a_create_that_waits_is_answered_at_its_timeout(sandbox: Sandbox) -> None:
+    answer = Creating(sandbox, "waits-3", timeout_s=1).answer()
+    assert (answer.status_code, answer.json()["state"]) == (201, "scheduled")
+
+
+def test_a_repeated_create_that_waits_for_a_deleted_instance_is_answered_as_the_first(
+    sandbox: Sandbox,
+) -> None:
+    request = Creating(sandbox, "waits-4", gpus=60, timeout_s=1)
+    first = request.answer()
+    assert sandbox.client.delete(f"/v1/instances/{request.id}").is_success
+    body, headers = from_json(first.request.content), {"Idempotency-Key": "waits-4"}
+    again = sandbox.client.post("/v1/instances?wait=running&timeout_s=1", json=body, headers=headers)
+    assert (again.status_code, again.json()["id"]) == (201, request.id)

@@ -123,9 +123,19 @@ async def _authorize(request: Request, rule: Rule) -> None:
     access = Access(caller, needed, rule.action, address, request.state.request_id)
     request.state.access = access
     if rule.action_class in _LONG_RUNNING:
-        slots: ExitStack = request.state.slots
-        slots.enter_context(context.open_streams.opened(caller))
-        request.state.live = LiveAccess(access, context.credentials, secret)
+        request.state.live = open_stream(request, access)
+
+
+def open_stream(request: Request, access: Access) -> LiveAccess:
+    """Take a slot for a request that stays open, until it has been answered.
+
+    Raises:
+        TooManyStreams: the caller, their project or the server has too many such requests.
+    """
+    context: Context = request.app.state.context
+    slots: ExitStack = request.state.slots
+    slots.enter_context(context.open_streams.opened(access.caller))
+    return LiveAccess(access, context.credentials, _bearer(request))
 
 
 async def _delay(request: Request) -> None:

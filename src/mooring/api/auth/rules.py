@@ -155,6 +155,13 @@ RULES: Final[Mapping[str, Rule]] = {
     "create_secret": _action_rule(_WRITE, "secret.create"),
     "replace_secret": _action_rule(_WRITE, "secret.replace"),
     "delete_secret": _action_rule(_WRITE, "secret.delete"),
+    # global templates are seen by all, and changed by admins; rendering reads
+    "list_templates": _read_rule(_READ),
+    "get_template": _read_rule(_READ),
+    "render_template": _read_rule(_READ),
+    "create_template": _action_rule(_WRITE, "template.create"),
+    "apply_template": _action_rule(_WRITE, "template.apply"),
+    "delete_template": _action_rule(_WRITE, "template.delete"),
     "list_registries": _read_rule(_READ),
     "get_registry": _read_rule(_READ),
     "create_registry": _action_rule(_OWN, "registry.create"),

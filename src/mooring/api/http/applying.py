@@ -30,7 +30,7 @@ HEADER: Final = "Mooring-Applied"
 # Requests for one name that meet at its unique index: the loser finds, when it repeats, what the winner made.
 _TRIES: Final = 5
 # Values of env may be secrets, URLs of webhooks often are, and plans are printed in logs of CI.
-_HIDDEN: Final = ("/env/", "/template/env/", "/url")
+_HIDDEN: Final = ("/env/", "/template/env/", "/spec/env/", "/url")
 Row = TypeVar("Row")
 
 DryRunOption = Annotated[

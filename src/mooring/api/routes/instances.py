@@ -1,22 +1,23 @@
 """`/v1/instances`: create, read, change, stop and delete instances."""
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Body, Query
 from pydantic import Field
+from pydantic_core import from_json
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mooring.api.auth.authorization import CurrentAccess, CurrentLiveAccess, count_request
+from mooring.api.auth.authorization import CurrentAccess, CurrentLiveAccess, count_request, open_stream
 from mooring.api.auth.rules import DRY_RUN_EXTRA, IMMEDIATE_EXTRA
 from mooring.api.context import Context, Ctx
 from mooring.api.http import pagination, responses, transactions
 from mooring.api.http.body import StrictRoute, write_turn
 from mooring.api.http.responses import IfMatch
-from mooring.api.http.transactions import CurrentCall
+from mooring.api.http.transactions import Call, CurrentCall
 from mooring.api.openapi.responses import ADMISSION, SPEC, errors
 from mooring.api.streaming import waiting
 from mooring.api.views import explanations, rendered
@@ -64,6 +65,8 @@ from mooring_client.schemas.text import LabelFilter, Text
 router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=StrictRoute)
 
 BY_USER = Reason(code="stopped_by_user", message="stopped at the user's request")
+# Of the answer to a create; the answer after a wait has them too.
+_KEPT_HEADERS = frozenset({"location", "idempotency-replayed"})
 
 
 class InstanceQuery(pagination.PageQuery):
@@ -94,12 +97,37 @@ async def create_instance(
     dry_run: Annotated[
         bool, Query(description="only report whether and where the instance would start now")
     ] = False,
+    wait: Annotated[
+        Literal["running"] | None,
+        Query(description="answer once the instance runs, can no longer run, or `timeout_s` is over"),
+    ] = None,
+    timeout_s: Annotated[
+        float, Query(ge=1, le=60, allow_inf_nan=False, description="of `wait`, in seconds")
+    ] = 60,
 ) -> Response:
     """Create an instance. It runs one container with the requested GPUs.
 
-    The instance is usually `pending` in the response. `/wait` waits until it runs; `reason` says why it is
-    pending. With `on_capacity: fail`, it is placed at once or rejected with 409.
+    The instance is usually `pending` in the response. `wait=running` or `/wait` waits until it runs; `reason`
+    says why it is pending. With `on_capacity: fail`, it is placed at once or rejected with 409.
     """
+    # Before the instance exists: a 429 must not leave one behind.
+    live = None if wait is None or dry_run else open_stream(request, call.access)
+    created = await _create(request, body, context, call, dry_run=dry_run)
+    if live is None or created.status_code != 201:
+        return created
+    waited = waiting.wait(context, live, from_json(bytes(created.body))["id"], State.RUNNING, timeout_s)
+    try:
+        found = (await waiting.while_connected(request, waited))["instance"]
+    except NotFound:
+        return created  # of a repeated request whose instance has been deleted since
+    kept = {name: value for name, value in created.headers.items() if name in _KEPT_HEADERS}
+    headers = responses.etag(found["version"]) | kept
+    return responses.respond(responses.json_answer(found, 201, headers))
+
+
+async def _create(
+    request: Request, body: InstanceCreate, context: Context, call: Call, *, dry_run: bool
+) -> Response:
     caller = call.access.caller
     if dry_run:
         count_request(request, caller, ActionClass.WRITE, DRY_RUN_EXTRA)

@@ -15,7 +15,18 @@ from mooring.core import ids
 from mooring.core.access import Access, Permission, lacking
 from mooring.db.session import notify
 from mooring.db.signals import Topic
-from mooring.db.tables import ApiKey, Instance, Member, Project, Registry, Secret, SshKey, User, Webhook
+from mooring.db.tables import (
+    ApiKey,
+    Instance,
+    Member,
+    Project,
+    Registry,
+    Secret,
+    SshKey,
+    Template,
+    User,
+    Webhook,
+)
 from mooring.db.types import JsonObject, new_id, now
 from mooring_client.errors import DefaultProject, NameTaken, NotFound, ProjectInUse
 from mooring_client.schemas.projects import Role
@@ -191,7 +202,7 @@ def delete(
         raise ProjectInUse("this project has instances, ended ones included; delete them first")
     api_keys.revoke_all(session, ApiKey.project_id == project_id)
     locks.webhooks(session)
-    for table in (Member, Secret, Registry, SshKey, Webhook):
+    for table in (Member, Secret, Registry, SshKey, Template, Webhook):
         session.execute(sql_delete(table).where(table.project_id == project_id))
     reservations.delete_all(session, project_id)
     row.deleted_at = now()

@@ -153,6 +153,37 @@ class Secret(Base):
     created_at: Mapped[datetime]
 
 
+class Template(Base):
+    """A named spec of instances with parameters.
+
+    Attributes:
+        project_id: null: all projects see it.
+        shipped: the name under which it came with Mooring; null: a user has created it.
+        deleted_at: only of those that came with Mooring; others are deleted outright.
+    """
+
+    __tablename__ = "templates"
+    __table_args__ = (
+        partial_index(
+            "uq_templates_project_id_name", "project_id", "name", where=f"{LIVE} AND project_id IS NOT NULL",
+            unique=True,
+        ),
+        partial_index("uq_templates_name", "name", where=f"{LIVE} AND project_id IS NULL", unique=True),
+        Index("uq_templates_shipped", "shipped", unique=True),
+    )  # fmt: skip
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str | None] = mapped_column(ForeignKey("projects.id"))
+    name: Mapped[str]
+    description: Mapped[str]
+    parameters: Mapped[JsonObject]
+    spec: Mapped[JsonObject]
+    shipped: Mapped[str | None]
+    version: Mapped[int]
+    created_at: Mapped[datetime]
+    deleted_at: Mapped[datetime | None]
+
+
 class Registry(Base):
     """A project's credentials for one image registry. The password is stored encrypted."""
 

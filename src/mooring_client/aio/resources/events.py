@@ -2,9 +2,9 @@
 
 from collections.abc import AsyncIterator
 
-from mooring_client.aio.following import follow
+from mooring_client.aio.following import followed
 from mooring_client.aio.resources.base import AsyncResource
-from mooring_client.answers import model
+from mooring_client.answers import model, read_object
 from mooring_client.calls import Call
 from mooring_client.schemas.events import Event, EventList
 
@@ -35,8 +35,8 @@ class AsyncEvents(AsyncResource):
         Raises:
             Gone: the events after this `seq` are no longer stored.
         """
-        async for data in follow(self._transport, _call(None, None, None, None), str(after), ends=False):
-            yield Event.model_validate(data, extra="ignore")
+        async for data in followed(self._transport, _call(None, None, None, None), str(after), ends=False):
+            yield read_object(Event, data)
 
 
 def _call(after: int | None, newest: bool | None, limit: int | None, wait_s: float | None) -> Call[EventList]:

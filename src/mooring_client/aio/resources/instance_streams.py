@@ -1,14 +1,15 @@
 """Streams of instances: logs, commands with input, and connections to ports."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
+from typing import Literal, overload
 
-from mooring_client.aio.following import follow
+from mooring_client.aio.following import followed
 from mooring_client.aio.forwarding import Report, forwarded
 from mooring_client.aio.resources.base import AsyncResource
 from mooring_client.aio.streams import AsyncCommand, AsyncPortConnection, connected, opened
-from mooring_client.answers import nothing, text
+from mooring_client.answers import nothing, read_object, text
 from mooring_client.calls import Call, path
 from mooring_client.schemas.logs import LogLine
 from mooring_client.stream_messages import SUBPROTOCOL
@@ -17,27 +18,47 @@ from mooring_client.stream_messages import SUBPROTOCOL
 class AsyncInstanceStreams(AsyncResource):
     """The streams of `client.instances`."""
 
-    async def logs(
-        self, instance_id: str, *, tail: int | None = None, since: datetime | str | None = None
-    ) -> str:
-        """The last lines of an instance's output, also after it has ended.
+    @overload
+    def logs(
+        self,
+        instance_id: str,
+        *,
+        tail: int | None = None,
+        since: datetime | str | None = None,
+        follow: Literal[False] = False,
+    ) -> Awaitable[str]: ...
+
+    @overload
+    def logs(
+        self,
+        instance_id: str,
+        *,
+        tail: int | None = None,
+        since: datetime | str | None = None,
+        follow: Literal[True],
+    ) -> AsyncIterator[LogLine]: ...
+
+    def logs(
+        self,
+        instance_id: str,
+        *,
+        tail: int | None = None,
+        since: datetime | str | None = None,
+        follow: bool = False,
+    ) -> Awaitable[str] | AsyncIterator[LogLine]:
+        """The last lines of an instance's output as one text, also after it has ended.
 
         Args:
             tail: number of lines; None: 100.
             since: only lines from this time on.
+            follow: yield lines until the container ends: each once, in order, also after a lost connection.
         """
-        return await self._transport.send(_logs(instance_id, tail, since, follow=False))
+        call = _logs(instance_id, tail, since, follow=follow)
+        return self._followed(call) if follow else self._transport.send(call)
 
-    async def follow_logs(
-        self, instance_id: str, *, tail: int | None = None, since: datetime | str | None = None
-    ) -> AsyncIterator[LogLine]:
-        """Yield the lines of an instance's output until its container ends: each once, in order.
-
-        It continues after a lost connection.
-        """
-        call = _logs(instance_id, tail, since, follow=True)
-        async for data in follow(self._transport, call, None, ends=True):
-            yield LogLine.model_validate(data, extra="ignore")
+    async def _followed(self, call: Call[str]) -> AsyncIterator[LogLine]:
+        async for data in followed(self._transport, call, None, ends=True):
+            yield read_object(LogLine, data)
 
     @asynccontextmanager
     async def exec_stream(

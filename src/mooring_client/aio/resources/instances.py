@@ -8,11 +8,13 @@ from typing import Unpack
 from mooring_client.aio.paging import AsyncPages
 from mooring_client.aio.resources.instance_applies import AsyncInstanceApplies
 from mooring_client.aio.resources.instance_streams import AsyncInstanceStreams
+from mooring_client.aio.sleeping import sleep
 from mooring_client.answers import model
 from mooring_client.calls import UNSET, Call, Unset, body, changes, if_match, path
-from mooring_client.errors import NotFound
-from mooring_client.failures import WaitTimeout
+from mooring_client.errors import MooringError, NotFound
+from mooring_client.failures import ConnectionFailed, WaitTimeout
 from mooring_client.fields import InstanceFields, spec_of
+from mooring_client.reconnecting import Reconnecting
 from mooring_client.schemas.events import Event, InstanceEvents
 from mooring_client.schemas.gpus import Sample
 from mooring_client.schemas.instances import (
@@ -210,11 +212,22 @@ class AsyncInstances(AsyncInstanceApplies, AsyncInstanceStreams):
 
         Raises:
             WaitTimeout: it did not reach the state in time, or it can no longer reach it.
+            ConnectionFailed: the server could not be reached for longer than the client's `reconnect_s`.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        reconnecting = Reconnecting(self._transport.reconnect_s)
         while True:
             left = _LONGEST_POLL_S if deadline is None else deadline - time.monotonic()
-            result = await self.poll(instance_id, state=state, timeout_s=min(max(left, 1), _LONGEST_POLL_S))
+            try:
+                result = await self.poll(
+                    instance_id, state=state, timeout_s=min(max(left, 1), _LONGEST_POLL_S)
+                )
+            except (MooringError, ConnectionFailed) as failure:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+                await sleep(reconnecting.pause_after(failure))
+                continue
+            reconnecting.connected()
             if result.reached:
                 return result.instance
             found = result.instance

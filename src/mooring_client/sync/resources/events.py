@@ -3,10 +3,10 @@
 
 from collections.abc import Iterator
 
-from mooring_client.answers import model
+from mooring_client.answers import model, read_object
 from mooring_client.calls import Call
 from mooring_client.schemas.events import Event, EventList
-from mooring_client.sync.following import follow
+from mooring_client.sync.following import followed
 from mooring_client.sync.resources.base import Resource
 
 
@@ -36,8 +36,8 @@ class Events(Resource):
         Raises:
             Gone: the events after this `seq` are no longer stored.
         """
-        for data in follow(self._transport, _call(None, None, None, None), str(after), ends=False):
-            yield Event.model_validate(data, extra="ignore")
+        for data in followed(self._transport, _call(None, None, None, None), str(after), ends=False):
+            yield read_object(Event, data)
 
 
 def _call(after: int | None, newest: bool | None, limit: int | None, wait_s: float | None) -> Call[EventList]:

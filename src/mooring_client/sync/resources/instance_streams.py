@@ -4,12 +4,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from typing import Literal, overload
 
-from mooring_client.answers import nothing, text
+from mooring_client.answers import nothing, read_object, text
 from mooring_client.calls import Call, path
 from mooring_client.schemas.logs import LogLine
 from mooring_client.stream_messages import SUBPROTOCOL
-from mooring_client.sync.following import follow
+from mooring_client.sync.following import followed
 from mooring_client.sync.forwarding import Report, forwarded
 from mooring_client.sync.resources.base import Resource
 from mooring_client.sync.streams import Command, PortConnection, connected, opened
@@ -18,25 +19,47 @@ from mooring_client.sync.streams import Command, PortConnection, connected, open
 class InstanceStreams(Resource):
     """The streams of `client.instances`."""
 
-    def logs(self, instance_id: str, *, tail: int | None = None, since: datetime | str | None = None) -> str:
-        """The last lines of an instance's output, also after it has ended.
+    @overload
+    def logs(
+        self,
+        instance_id: str,
+        *,
+        tail: int | None = None,
+        since: datetime | str | None = None,
+        follow: Literal[False] = False,
+    ) -> str: ...
+
+    @overload
+    def logs(
+        self,
+        instance_id: str,
+        *,
+        tail: int | None = None,
+        since: datetime | str | None = None,
+        follow: Literal[True],
+    ) -> Iterator[LogLine]: ...
+
+    def logs(
+        self,
+        instance_id: str,
+        *,
+        tail: int | None = None,
+        since: datetime | str | None = None,
+        follow: bool = False,
+    ) -> str | Iterator[LogLine]:
+        """The last lines of an instance's output as one text, also after it has ended.
 
         Args:
             tail: number of lines; None: 100.
             since: only lines from this time on.
+            follow: yield lines until the container ends: each once, in order, also after a lost connection.
         """
-        return self._transport.send(_logs(instance_id, tail, since, follow=False))
+        call = _logs(instance_id, tail, since, follow=follow)
+        return self._followed(call) if follow else self._transport.send(call)
 
-    def follow_logs(
-        self, instance_id: str, *, tail: int | None = None, since: datetime | str | None = None
-    ) -> Iterator[LogLine]:
-        """Yield the lines of an instance's output until its container ends: each once, in order.
-
-        It continues after a lost connection.
-        """
-        call = _logs(instance_id, tail, since, follow=True)
-        for data in follow(self._transport, call, None, ends=True):
-            yield LogLine.model_validate(data, extra="ignore")
+    def _followed(self, call: Call[str]) -> Iterator[LogLine]:
+        for data in followed(self._transport, call, None, ends=True):
+            yield read_object(LogLine, data)
 
     @contextmanager
     def exec_stream(

@@ -230,6 +230,8 @@ class HeldConnection:
             return first
         try:
             return await asyncio.get_running_loop().sock_recv(self._socket, _READ_BYTES)
+        except ConnectionResetError:
+            return b""  # as in `_Reader`
         except OSError as error:
             raise _unavailable(error) from error
 
@@ -333,11 +335,32 @@ def _upgraded(connection: socket.socket, target: str) -> bytes:
     return http.trailing_data[0]
 
 
+class _Reader(asyncio.StreamReader):
+    """Takes a reset for the end of the data.
+
+    The engine closes the connection of a process that has ended without reading all its input, and the
+    kernel reports the unread input as a reset. The base class would drop the output that has not been read
+    yet. Callers find out whether a process has ended, and answers of HTTP have a length.
+    """
+
+    def set_exception(self, exc: Exception) -> None:
+        if isinstance(exc, ConnectionResetError):
+            self.feed_eof()
+        else:
+            super().set_exception(exc)
+
+
 async def _connect(address: EngineAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    loop = asyncio.get_running_loop()
+    reader = _Reader(loop=loop)
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+    transport: asyncio.Transport
     if isinstance(address.socket, str):
-        return await asyncio.open_unix_connection(address.socket)
-    host, port = address.socket
-    return await asyncio.open_connection(host, port, ssl=address.tls)
+        transport, _ = await loop.create_unix_connection(lambda: protocol, address.socket)
+    else:
+        host, port = address.socket
+        transport, _ = await loop.create_connection(lambda: protocol, host, port, ssl=address.tls)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 def _message_of(content: bytes) -> str:
