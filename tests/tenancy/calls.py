@@ -24,6 +24,8 @@ from tests.testbed.waiting import wait_until
 
 _PEOPLE = {"viewer": Role.VIEWER, "member": Role.MEMBER, "owner": Role.OWNER}
 _number = count()
+# Names of this domain have no address, so nothing is sent.
+WEBHOOK_URL = "https://receiver.invalid/hook"
 
 
 @dataclass(frozen=True)
@@ -297,6 +299,35 @@ def _registry(setup: Setup, json: Any = None) -> Call:
     return Call({"registry_id": made["id"]}, json=json)
 
 
+def _new_webhook(setup: Setup, _caller: str) -> Call:
+    return Call(json={"url": WEBHOOK_URL, "name": _unique("hook"), "project_id": setup.a.id})
+
+
+def _applied_webhook(setup: Setup, caller: str) -> Call:
+    made = _new_webhook(setup, caller)
+    return Call({"name": made.json["name"]}, json=made.json)
+
+
+def _webhook(setup: Setup, json: Any = None) -> Call:
+    """A webhook of A. There is one for all calls that leave it: a project can have few."""
+    found = setup.a.owner.items("/v1/webhooks", name="shared", project_id=setup.a.id)
+    made = found[0] if found else post(setup.a.owner, "/v1/webhooks", url=WEBHOOK_URL, name="shared")
+    return Call({"webhook_id": made["id"]}, json=json)
+
+
+def _unneeded_webhook(setup: Setup, _caller: str) -> Call:
+    for left in setup.a.owner.items("/v1/webhooks", name="unneeded", project_id=setup.a.id):
+        setup.a.owner.delete(f"/v1/webhooks/{left['id']}")
+    made = post(setup.a.owner, "/v1/webhooks", url=WEBHOOK_URL, name="unneeded")
+    return Call({"webhook_id": made["id"]})
+
+
+def _delivery(setup: Setup, _caller: str) -> Call:
+    path = _webhook(setup).path
+    made = setup.a.owner.post(f"/v1/webhooks/{path['webhook_id']}/test").json()
+    return Call({**path, "delivery_id": made["id"]})
+
+
 def _join(setup: Setup, _caller: str) -> Call:
     name = _unique("joined")
     return Call(json={"token": join_token(setup.admin), "node_name": name, "hostname": name})
@@ -420,6 +451,16 @@ CALLS: Mapping[str, Make] = {
     "create_registry": _new_registry,
     "replace_registry": lambda setup, _: _registry(setup, {"password": "another"}),
     "delete_registry": lambda setup, _: _registry(setup),
+    "list_webhooks": _empty_call,
+    "get_webhook": lambda setup, _: _webhook(setup),
+    "create_webhook": _new_webhook,
+    "apply_webhook": _applied_webhook,
+    "update_webhook": lambda setup, _: _webhook(setup, {"format": "slack"}),
+    "delete_webhook": _unneeded_webhook,
+    "rotate_webhook_secret": lambda setup, _: _webhook(setup),
+    "test_webhook": lambda setup, _: _webhook(setup),
+    "list_webhook_deliveries": lambda setup, _: _webhook(setup),
+    "replay_webhook_delivery": _delivery,
     "list_audit_log": _empty_call,
     "get_audit_head": _empty_call,
     "get_health": _empty_call,

@@ -120,6 +120,17 @@ _TABLE = {
     "replace_registry":     "401    401   401     401     403      404     403    403    200   200   401",
     "delete_registry":      "401    401   401     401     403      404     403    403    204   204   401",
     #                        no key wrong expired revoked b member b owner viewer member owner admin node
+    "list_webhooks":        "401    401   401     401     403      200     403    403    200   200   401",
+    "get_webhook":          "401    401   401     401     403      404     403    403    200   200   401",
+    "create_webhook":       "401    401   401     401     403      404     403    403    201   201   401",
+    "apply_webhook":        "401    401   401     401     403      404     403    403    201   201   401",
+    "update_webhook":       "401    401   401     401     403      404     403    403    200   200   401",
+    "delete_webhook":       "401    401   401     401     403      404     403    403    204   204   401",
+    "rotate_webhook_secret": "401 401   401     401     403      404     403    403    200   200   401",
+    "test_webhook":         "401    401   401     401     403      404     403    403    202   202   401",
+    "list_webhook_deliveries": "401 401   401     401     403      404     403    403    200   200   401",
+    "replay_webhook_delivery": "401 401   401     401     403      404     403    403    202   202   401",
+    #                        no key wrong expired revoked b member b owner viewer member owner admin node
     "get_health":           "200    200   200     200     200      200     200    200    200   200   200",
     "get_readiness":        "200    200   200     200     200      200     200    200    200   200   200",
     "get_metrics":          "401    401   401     401     403      403     403    403    403   200   401",

@@ -36,6 +36,7 @@ from mooring.api.routes import (
     streams,
     templates,
     users,
+    webhooks,
 )
 
 
@@ -66,7 +67,7 @@ def _operations() -> tuple[BaseRoute, ...]:
     for module in (
         instances, instance_groups, reservations, applying, queue, logs, commands, streams, port_links, nodes,
         gpus, events, projects, users, api_keys, me, docker_context, ssh_keys, secrets, registries, templates,
-        audit, service, agent, docs,
+        webhooks, audit, service, agent, docs,
     ):  # fmt: skip
         router.include_router(module.router)
     return tuple(router.routes)

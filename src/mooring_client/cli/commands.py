@@ -75,6 +75,7 @@ COMMANDS: Final = (
             "whoami": Entry(f"{_CLI}.account:whoami", "Show who your API key is."),
             "templates": Entry(f"{_CLI}.templates:app", "List templates, and show what they run."),
             "secrets": Entry(f"{_CLI}.secrets:app", "Manage the secrets of your project."),
+            "webhooks": Entry(f"{_CLI}.webhooks:app", "Send events to other services."),
             "projects": Entry(f"{_CLI}.projects:app", "List and manage projects."),
             "keys": Entry(f"{_CLI}.keys:app", "Manage API keys."),
             "ssh-config": Entry(f"{_CLI}.ssh:ssh_config", "Print lines for ~/.ssh/config."),

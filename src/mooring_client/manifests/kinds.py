@@ -14,6 +14,7 @@ from mooring_client.schemas.pointers import escaped
 from mooring_client.schemas.projects import ProjectApply
 from mooring_client.schemas.reservations import ReservationApply
 from mooring_client.schemas.templates import TemplateApply
+from mooring_client.schemas.webhooks import WebhookApply
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class ManifestKind:
 KINDS: Final = (
     ManifestKind("project", "projects", ProjectApply, in_project=False),
     ManifestKind("template", "templates", TemplateApply),
+    ManifestKind("webhook", "webhooks", WebhookApply),
     ManifestKind("reservation", "reservations", ReservationApply),
     ManifestKind("instance", "instances", InstanceApply),
     ManifestKind("instance_group", "instance_groups", InstanceGroupApply),

@@ -167,6 +167,17 @@ RULES: Final[Mapping[str, Rule]] = {
     "create_registry": _action_rule(_OWN, "registry.create"),
     "replace_registry": _action_rule(_OWN, "registry.replace"),
     "delete_registry": _action_rule(_OWN, "registry.delete"),
+    # webhooks send a project's events elsewhere, and their URLs are often credentials: for owners only
+    "list_webhooks": _read_rule(_OWN),
+    "get_webhook": _read_rule(_OWN),
+    "create_webhook": _action_rule(_OWN, "webhook.create"),
+    "apply_webhook": _action_rule(_OWN, "webhook.apply"),
+    "update_webhook": _action_rule(_OWN, "webhook.update"),
+    "delete_webhook": _action_rule(_OWN, "webhook.delete"),
+    "rotate_webhook_secret": _action_rule(_OWN, "webhook.rotate_secret"),
+    "test_webhook": _action_rule(_OWN, "webhook.test"),
+    "list_webhook_deliveries": _read_rule(_OWN),
+    "replay_webhook_delivery": _action_rule(_OWN, "webhook.replay"),
     # the service
     "get_health": _PUBLIC,
     "get_readiness": _PUBLIC,

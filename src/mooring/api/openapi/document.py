@@ -33,6 +33,7 @@ TAGS = [
     {"name": "secrets", "description": "Write-only values for environment variables."},
     {"name": "registries", "description": "Credentials for image registries."},
     {"name": "templates", "description": "Named specs of instances with parameters."},
+    {"name": "webhooks", "description": "Where events are sent."},
     {"name": "audit", "description": "The signed log of all privileged actions."},
     {"name": "service", "description": "Health and metrics of the service."},
     {"name": "agent", "description": "The protocol of node agents; not for users."},

@@ -22,6 +22,7 @@ from mooring.db.tables.tenants import (
     Template,
     User,
 )
+from mooring.db.tables.webhooks import Webhook, WebhookDelivery, WebhookProgress
 from mooring.db.tables.work import (
     Allocation,
     DockerContainer,
@@ -39,4 +40,5 @@ __all__ = [
     "GpuCondition", "GpuIncident", "IdempotencyKey", "IdempotencyUsage", "Instance", "InstanceGroup",
     "InstanceRecord", "JoinToken", "Member", "Node", "PortLink", "Project", "ProjectStorage",
     "ProjectUsage", "Registry", "Reservation", "Secret", "SshKey", "Stream", "Template", "User",
+    "Webhook", "WebhookDelivery", "WebhookProgress",
 ]  # fmt: skip

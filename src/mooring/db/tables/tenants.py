@@ -44,6 +44,8 @@ class Project(Base):
     local_images: Mapped[bool] = mapped_column(default=False)
     require_disk_limits: Mapped[bool] = mapped_column(default=False)
     public_ports: Mapped[bool] = mapped_column(default=False, server_default=false())
+    # The names of the quotas that an event has announced as nearly used; null: none.
+    quotas_announced: Mapped[list[Any] | None]
     # Counts changes of its pending instances that have no event.
     pending_changes: Mapped[int] = mapped_column(default=0, server_default="0")
     version: Mapped[int]
