@@ -35,6 +35,7 @@ from mooring.api.routes import (
     ssh_keys,
     streams,
     users,
+    volumes,
 )
 
 
@@ -63,9 +64,9 @@ def _operations() -> tuple[BaseRoute, ...]:
     router = APIRouter()
     router.include_router(agent.frequent)
     for module in (
-        instances, instance_groups, reservations, applying, queue, logs, commands, streams, port_links, nodes,
-        gpus, events, projects, users, api_keys, me, docker_context, ssh_keys, secrets, registries, audit,
-        service, agent, docs,
+        instances, instance_groups, reservations, volumes, applying, queue, logs, commands, streams,
+        port_links, nodes, gpus, events, projects, users, api_keys, me, docker_context, ssh_keys, secrets,
+        registries, audit, service, agent, docs,
     ):  # fmt: skip
         router.include_router(module.router)
     return tuple(router.routes)

@@ -39,6 +39,7 @@ from mooring.db.tables import (
     Secret,
     SshKey,
     User,
+    Volume,
 )
 from mooring.db.types import now
 
@@ -295,6 +296,7 @@ class _Groups(Sweep):
 
 _PROJECT_TABLES = (
     Allocation, InstanceRecord, InstanceGroup, Reservation, ApiKey, Member, Secret, Registry, Instance,
+    Volume,
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from mooring.core import ids
 from mooring.core.access import Access, Permission, lacking
 from mooring.db.session import notify
 from mooring.db.signals import Topic
-from mooring.db.tables import ApiKey, Instance, Member, Project, Registry, Secret, SshKey, User
+from mooring.db.tables import ApiKey, Instance, Member, Project, Registry, Secret, SshKey, User, Volume
 from mooring.db.types import JsonObject, new_id, now
 from mooring_client.errors import DefaultProject, NameTaken, NotFound, ProjectInUse
 from mooring_client.schemas.projects import Role
@@ -178,7 +178,7 @@ def delete(
     Its audit log and the record of its GPU usage are kept.
 
     Raises:
-        ProjectInUse: it has instances.
+        ProjectInUse: it has instances or volumes.
         DefaultProject: it is the default project, which serves requests of admins that name none.
     """
     row = locked(session, access, project_id)
@@ -188,6 +188,9 @@ def delete(
     remaining = select(Instance.id).where(Instance.project_id == project_id, Instance.deleted_at.is_(None))
     if session.scalar(remaining.limit(1)):
         raise ProjectInUse("this project has instances, ended ones included; delete them first")
+    volumes = select(Volume.id).where(Volume.project_id == project_id, Volume.deleted_at.is_(None))
+    if session.scalar(volumes.limit(1)):
+        raise ProjectInUse("this project has volumes; delete them first, with their files")
     api_keys.revoke_all(session, ApiKey.project_id == project_id)
     for table in (Member, Secret, Registry, SshKey):
         session.execute(sql_delete(table).where(table.project_id == project_id))

@@ -6,15 +6,16 @@ from typing import Final
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from mooring.db.tables import ApiKey, Member, Registry, Secret
+from mooring.db.tables import ApiKey, Member, Registry, Secret, Volume
 from mooring_client.errors import TooManyRows
 
-Kind = type[ApiKey] | type[Member] | type[Registry] | type[Secret]
+Kind = type[ApiKey] | type[Member] | type[Registry] | type[Secret] | type[Volume]
 LIMITS: Final[Mapping[Kind, tuple[int, str]]] = {
     ApiKey: (1000, "API keys"),
     Member: (1000, "members"),
     Registry: (100, "registries"),
     Secret: (1000, "secrets"),
+    Volume: (1000, "volumes"),
 }
 
 

@@ -12,6 +12,7 @@ from mooring.db.tables.history import (
 )
 from mooring.db.tables.machines import Gpu, GpuCondition, GpuIncident, JoinToken, Node, Stream
 from mooring.db.tables.tenants import ApiKey, Member, PortLink, Project, Registry, Secret, SshKey, User
+from mooring.db.tables.volumes import InstanceVolume, NodeVolume, Volume
 from mooring.db.tables.work import (
     Allocation,
     DockerContainer,
@@ -27,6 +28,7 @@ __all__ = [
     "Allocation", "ApiKey", "AuditEntry", "AuditHead", "AuditLink", "Base", "ControlPlane", "DockerContainer",
     "Event", "Gpu",
     "GpuCondition", "GpuIncident", "IdempotencyKey", "IdempotencyUsage", "Instance", "InstanceGroup",
-    "InstanceRecord", "JoinToken", "Member", "Node", "PortLink", "Project", "ProjectStorage",
-    "ProjectUsage", "Registry", "Reservation", "Secret", "SshKey", "Stream", "User",
+    "InstanceRecord", "InstanceVolume", "JoinToken", "Member", "Node", "NodeVolume", "PortLink",
+    "Project", "ProjectStorage", "ProjectUsage", "Registry", "Reservation", "Secret", "SshKey", "Stream",
+    "User", "Volume",
 ]  # fmt: skip
