@@ -222,11 +222,11 @@ def test_of_a_delete_and_a_create_one_wins(sandbox: Sandbox) -> None:
     def delete() -> int:
         return sandbox.client.delete(f"/v1/volumes/{made['id']}").status_code
 
-    run_concurrently(8, lambda number: delete() if number % 2 else create())
+    statuses = run_concurrently(8, lambda number: delete() if number % 2 else create())
     left = sandbox.client.get(f"/v1/volumes/{made['id']}")
-    users = [each for each in sandbox.client.items("/v1/instances", state="pending", limit=200)
-             if any(one["volume"] == made["name"] for one in each["volumes"])]  # fmt: skip
-    assert left.status_code == (200 if users else 404)
+    pending = sandbox.client.items("/v1/instances", state="pending", limit=200)
+    users = [each["id"] for each in pending if each["volumes"] == mount(made, read_only=False)]
+    assert left.status_code == (200 if users else 404), (statuses, users)
 
 
 def test_two_volumes_on_two_nodes_cannot_be_mounted_together(sandbox: Sandbox) -> None:

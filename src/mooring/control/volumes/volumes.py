@@ -157,7 +157,8 @@ def delete(session: Session, access: Access, volume_id: str, if_match: int | Non
         VolumeInUse: instances that are not deleted mount it.
     """
     row = get(session, access, volume_id)
-    if row.deleted_at is not None:
+    if row.deleted_at is not None:  # a repetition
+        audit_log.record(session, access, row.id, row.project_id, before=_described(row))
         return row
     # In this order, as `locks` says. Under the placement lock, no node gets the volume meanwhile.
     locks.placing(session)
