@@ -264,6 +264,11 @@ def _secret(setup: Setup, json: Any = None) -> Call:
     return Call({"secret_id": made["id"]}, json=json)
 
 
+def _volume(setup: Setup, json: Any = None) -> Call:
+    made = post(setup.a.member, "/v1/volumes", name=_unique("data"))
+    return Call({"volume_id": made["id"]}, json=json)
+
+
 def _server() -> str:
     return f"registry-{next(_number)}.example"
 
@@ -386,6 +391,13 @@ CALLS: Mapping[str, Make] = {
     "delete_ssh_key": lambda setup, _: _ssh_key(setup),
     "create_ssh_certificate": lambda _setup, _: Call(json={"public_key": public_key()}),
     "list_secrets": _empty_call,
+    "list_volumes": _empty_call,
+    "get_volume": lambda setup, _: _volume(setup),
+    "create_volume": lambda setup, _: Call(json={"name": _unique("data"), "project_id": setup.a.id}),
+    "put_volume": lambda setup, _: _volume(setup, {"labels": {"a": "b"}}),
+    "apply_volume": lambda setup, _: Call({"name": _unique("data")}, json={"project_id": setup.a.id}),
+    "update_volume": lambda setup, _: _volume(setup, {"labels": {"a": "b"}}),
+    "delete_volume": lambda setup, _: _volume(setup),
     "get_secret": lambda setup, _: _secret(setup),
     "create_secret": _new_secret,
     "replace_secret": lambda setup, _: _secret(setup, {"value": "another"}),

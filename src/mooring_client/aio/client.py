@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mooring_client.aio.resources.service import AsyncService
     from mooring_client.aio.resources.ssh_keys import AsyncSshKeys
     from mooring_client.aio.resources.users import AsyncUsers
+    from mooring_client.aio.resources.volumes import AsyncVolumes
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 DEFAULT_RETRIES: Final = 2
@@ -183,6 +184,12 @@ class AsyncMooring:
         from mooring_client.aio.resources.users import AsyncUsers
 
         return AsyncUsers(self._transport)
+
+    @cached_property
+    def volumes(self) -> "AsyncVolumes":
+        from mooring_client.aio.resources.volumes import AsyncVolumes
+
+        return AsyncVolumes(self._transport)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -72,6 +72,7 @@ COMMANDS: Final = (
         {
             "login": Entry(f"{_CLI}.account:login", "Save the URL and API key of a server as a context."),
             "whoami": Entry(f"{_CLI}.account:whoami", "Show who your API key is."),
+            "volumes": Entry(f"{_CLI}.volumes:app", "Manage the volumes of your project."),
             "secrets": Entry(f"{_CLI}.secrets:app", "Manage the secrets of your project."),
             "projects": Entry(f"{_CLI}.projects:app", "List and manage projects."),
             "keys": Entry(f"{_CLI}.keys:app", "Manage API keys."),

@@ -13,6 +13,7 @@ from mooring_client.schemas.instances import InstanceApply
 from mooring_client.schemas.pointers import escaped
 from mooring_client.schemas.projects import ProjectApply
 from mooring_client.schemas.reservations import ReservationApply
+from mooring_client.schemas.volumes import VolumeApply
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class ManifestKind:
 KINDS: Final = (
     ManifestKind("project", "projects", ProjectApply, in_project=False),
     ManifestKind("reservation", "reservations", ReservationApply),
+    ManifestKind("volume", "volumes", VolumeApply),
     ManifestKind("instance", "instances", InstanceApply),
     ManifestKind("instance_group", "instance_groups", InstanceGroupApply),
 )

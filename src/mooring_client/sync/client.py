@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mooring_client.sync.resources.service import Service
     from mooring_client.sync.resources.ssh_keys import SshKeys
     from mooring_client.sync.resources.users import Users
+    from mooring_client.sync.resources.volumes import Volumes
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 DEFAULT_RETRIES: Final = 2
@@ -184,6 +185,12 @@ class Mooring:
         from mooring_client.sync.resources.users import Users
 
         return Users(self._transport)
+
+    @cached_property
+    def volumes(self) -> "Volumes":
+        from mooring_client.sync.resources.volumes import Volumes
+
+        return Volumes(self._transport)
 
     def close(self) -> None:
         """Close the connections."""

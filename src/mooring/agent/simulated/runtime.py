@@ -16,7 +16,6 @@ from functools import partial
 from typing import Final
 
 from mooring.agent.decide.device_claims import devices_of
-from mooring.agent.simulated.disk import simulated_disk
 from mooring.agent.runtime import (
     Cancelled,
     Container,
@@ -29,6 +28,7 @@ from mooring.agent.runtime import (
     StartRefused,
     secret_values,
 )
+from mooring.agent.simulated.disk import simulated_disk
 from mooring.agent.simulated.gpus import GpuUser, gpu_user
 from mooring.agent.simulated.streams import (
     SimulatedExec,
