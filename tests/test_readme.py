@@ -40,7 +40,15 @@ def session(page: Path) -> tuple[list[str], str]:
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "docs/tenancy.md", "docs/scheduling.md", "docs/access.md", "docs/cli.md", "docs/sdk.md"],
+    [
+        "README.md",
+        "docs/tenancy.md",
+        "docs/scheduling.md",
+        "docs/access.md",
+        "docs/cli.md",
+        "docs/sdk.md",
+        "docs/volumes.md",
+    ],
 )
 def test_a_session_prints_what_its_page_shows(page: str, workspace: Workspace, tmp_path: Path) -> None:
     require("curl")

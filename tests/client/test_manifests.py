@@ -15,6 +15,8 @@ b: &b [*a, *a, *a, *a, *a, *a, *a, *a, *a]
 c: &c [*b, *b, *b, *b, *b, *b, *b, *b, *b]
 """
 
+KINDS = "project, reservation, volume, instance, instance_group"
+
 
 @pytest.fixture(params=["in C", "in Python"])
 def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,12 +151,12 @@ template: {image: busybox}
         [
             ("- a", ["f.yaml:1: a document must have fields, such as `kind: instance`"]),
             ("just text", ["f.yaml:1: a document must have fields, such as `kind: instance`"]),
-            ("name: a", ["f.yaml:1: `kind` is missing: project, reservation, instance, instance_group"]),
+            ("name: a", [f"f.yaml:1: `kind` is missing: {KINDS}"]),
             ("name: a\nkind: pod", [
-                "f.yaml:2: unknown kind 'pod'; it is one of: project, reservation, instance, instance_group",
+                f"f.yaml:2: unknown kind 'pod'; it is one of: {KINDS}",
             ]),
             ("kind: [a]", [
-                "f.yaml:1: unknown kind ['a']; it is one of: project, reservation, instance, instance_group",
+                f"f.yaml:1: unknown kind ['a']; it is one of: {KINDS}",
             ]),
             ("kind: instance\nimage: x", [
                 "f.yaml:1: `name` is missing: it is what the resource is found by",

@@ -69,7 +69,7 @@ def mounts_of(volumes: Sequence[AssignedVolume], control_plane_id: str) -> list[
             "ReadOnly": volume.read_only,
             "VolumeOptions": {
                 "NoCopy": True,
-                # Docker creates a volume that was removed a moment ago; it is then still known as Mooring's.
+                # Docker creates a volume that was just removed; by its labels it is still known as Mooring's.
                 "Labels": volume_labels(volume, control_plane_id),
                 "DriverConfig": {"Name": "local", "Options": _options(volume, sized=False)},
             },

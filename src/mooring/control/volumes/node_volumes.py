@@ -11,7 +11,7 @@ from mooring.schemas.agent import ReportedVolume, SyncRequest
 def apply(session: Session, node: Node, report: SyncRequest) -> None:
     """Apply a report to the volumes of a locked node.
 
-    A node may report only what it was told to have (R21): other volumes are ignored, and never removed.
+    A node may report only volumes of its own assignments (R21): others are ignored, and never removed.
     """
     if report.volumes is None:
         return
@@ -31,7 +31,7 @@ def _observe(copy: NodeVolume, seen: ReportedVolume) -> None:
 
 
 def _missing(session: Session, copy: NodeVolume, volume: Volume) -> None:
-    """The node has not got the volume: it was removed as told, evicted, or never created."""
+    """The node has not got the volume: it was removed as requested, evicted, or never created."""
     if volume.deleted_at is None and volume.driver == "local":
         return  # no start has created it yet
     session.delete(copy)

@@ -52,7 +52,7 @@ class InstanceVolume(Base):
 
 
 class NodeVolume(Base):
-    """A node that has a volume, or was told to have it. Removed once the node says that it is gone."""
+    """A node that has a volume, or is to have it. Deleted once the node reports that it is gone."""
 
     __tablename__ = "node_volumes"
     __table_args__ = (Index("ix_node_volumes_node_id", "node_id"),)
