@@ -136,7 +136,7 @@ class VolumeCopy(Answer):
     node_id: str
     node_name: str
     used_mib: Annotated[int | None, Field(description="null: not measured")]
-    size_enforced: Annotated[bool | None, Field(description="null: the node has not created it yet")]
+    size_enforced: bool
 
 
 class Volume(Answer):

@@ -310,6 +310,18 @@ def test_a_node_may_empty_a_cache(sandbox: Sandbox) -> None:
     assert read(sandbox.client, made)["copies"] == []
 
 
+def test_a_report_before_the_start_does_not_make_the_deletion_forget_the_node(sandbox: Sandbox) -> None:
+    made = make(sandbox.client, unique(sandbox), driver="cache")
+    assignment = sandbox.placed(volumes=mount(made))
+    sandbox.sync(volumes=[])  # the node has the assignment, and has not created the volume yet
+    sandbox.sync(observed(assignment, "running"), volumes=reported(made))
+    sandbox.client.delete(f"/v1/instances/{assignment.instance_id}")
+    sandbox.sync(volumes=reported(made))
+    assert sandbox.client.delete(f"/v1/volumes/{made['id']}").status_code == 202
+    assert sandbox.sync(volumes=reported(made)).volume_removals == [made["id"]]
+    assert read(sandbox.client, made)["state"] == "deleting"
+
+
 def test_a_local_volume_keeps_its_node_although_the_node_has_not_created_it(sandbox: Sandbox) -> None:
     made = make(sandbox.client, unique(sandbox))
     sandbox.placed(volumes=mount(made))

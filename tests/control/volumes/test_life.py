@@ -1,4 +1,4 @@
-"""Volumes with a real agent on a simulated engine: their node is lost, returns, and removes what was deleted."""
+"""The life of volumes: with an agent on a simulated engine, and with nodes that are lost and return."""
 
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ def test_a_lost_node_makes_its_volumes_unavailable_until_it_returns(
     other.close()
 
 
-def test_a_node_that_was_away_removes_what_was_deleted_meanwhile(
+def test_a_returning_node_removes_what_was_deleted_meanwhile(
     service: RunningService, client: Client, node: WireNode
 ) -> None:
     data = _make(client, "data")

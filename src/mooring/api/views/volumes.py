@@ -21,7 +21,8 @@ def of_rows(session: Session, rows: Sequence[tables.Volume]) -> list[Json]:
     ids = [row.id for row in rows]
     copies: dict[str, list[tables.NodeVolume]] = defaultdict(list)
     for copy in volumes.copies(session, ids):
-        copies[copy.volume_id].append(copy)
+        if copy.size_enforced is not None:  # otherwise the node has not created it yet, or has emptied it
+            copies[copy.volume_id].append(copy)
     node_ids = {copy.node_id for of_volume in copies.values() for copy in of_volume}
     nodes = _nodes(session, node_ids | {row.node_id for row in rows if row.node_id})
     users = _users(session, ids)

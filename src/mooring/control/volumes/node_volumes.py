@@ -31,12 +31,18 @@ def _observe(copy: NodeVolume, seen: ReportedVolume) -> None:
 
 
 def _missing(session: Session, copy: NodeVolume, volume: Volume) -> None:
-    """The node has not got the volume: it was removed as requested, evicted, or never created."""
-    if volume.deleted_at is None and volume.driver == "local":
-        return  # no start has created it yet
+    """The node has not got the volume: it was removed as requested, evicted, or not created yet.
+
+    The row stays until the volume is deleted: the next start, of which no report says anything yet, creates
+    the volume again.
+    """
+    if volume.deleted_at is None:
+        if copy.size_enforced is not None:
+            copy.used_mib = copy.size_enforced = None
+        return
     session.delete(copy)
     session.flush()
-    if volume.deleted_at is not None and not volumes.copies(session, [volume.id]):
+    if not volumes.copies(session, [volume.id]):
         volumes.remove(session, volume)
 
 
