@@ -2,7 +2,7 @@
 
     python -m benchmarks.volumes [rounds]
 
-In turns on one dockerd: no volume, a volume that the node has, and a volume that the node creates at this start.
+In turns on one dockerd: no volume, one that the node has, and one that the node creates at this start.
 """
 
 import sys
