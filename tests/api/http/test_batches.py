@@ -251,11 +251,17 @@ def test_a_failure_of_one_request_does_not_fail_the_others(tenant: NewTenant) ->
         audit_log.record(session, each.access, None, each.id)
         raise NameTaken("too late")
 
+    def inserts_and_raises(session: Session) -> StoredAnswer:
+        ghost = InstanceCreate.model_validate({"image": "a:1", "gpus": {"count": 64}})
+        session.add(instances.new_row(each.id, ghost, "ghost"))
+        raise NameTaken("too late")
+
     def writes_no_audit_row(session: Session) -> StoredAnswer:
         return StoredAnswer(201, b"", {})
 
     for operation, result in (
-        (bug, "KeyError"), (writes_and_raises, "name_taken"), (writes_no_audit_row, "AssertionError"),
+        (bug, "KeyError"), (writes_and_raises, "name_taken"),
+        (inserts_and_raises, "name_taken"), (writes_no_audit_row, "AssertionError"),
     ):  # fmt: skip
         name = operation.__name__.replace("_", "-")
         requests = [
@@ -264,7 +270,7 @@ def test_a_failure_of_one_request_does_not_fail_the_others(tenant: NewTenant) ->
             each.request(name=f"after-{name}"),
         ]
         assert each.run(*requests) == [f"before-{name}", result, f"after-{name}"]
-    assert len(each.names) == 6
+    assert len(each.names) == 8
 
 
 def test_a_project_that_is_full_does_not_fail_the_others(

@@ -231,11 +231,11 @@ def _stored(
 
 
 def _perform(session: Session, request: BatchedRequest) -> StoredAnswer:
-    recorded = audit_log.recorded(session)
+    recorded, inserted = audit_log.recorded(session), set(session.new)
     try:
         return perform(session, request.call.access, request.operation)
     except MooringError as error:
-        if audit_log.recorded(session) != recorded:
+        if audit_log.recorded(session) != recorded or set(session.new) - inserted:
             raise AssertionError("an operation of a batch must raise before it writes") from error
         if request.key is not None:
             idempotency.abandon(session, *request.key)

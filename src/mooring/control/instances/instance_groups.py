@@ -57,6 +57,7 @@ def create(session: Session, access: Access, into: Project, body: InstanceGroupC
     names = [member_name(name, rank) for rank in range(body.count)]
     admission.require_free_names(session, project.id, names)
     quotas.require_within_quota(session, project, template, body.count)
+    volumes = mounts.lock(session, project.id, template)
     row = InstanceGroup(
         id=new_id(ids.INSTANCE_GROUP), project_id=project.id, name=name, labels=body.labels,
         count=body.count, template=template_of(body), on_member_failure=body.on_member_failure,
@@ -70,7 +71,7 @@ def create(session: Session, access: Access, into: Project, body: InstanceGroupC
         member.group_id, member.group_rank, member.spec = row.id, rank, specs.own_part(member.spec)
     _count_stored(session, row, members)
     instances.queue_new(session, members)
-    mounts.attach(session, template, members)
+    mounts.attach(session, template, volumes, members)
     _changed(session, row)
     audit_log.record(session, access, row.id, project.id, after=_described(row))
     return row

@@ -56,10 +56,11 @@ def create(session: Session, access: Access, into: Project, request: InstanceReq
     if request.name is not None:
         admission.require_free_names(session, project.id, [request.name])
     quotas.require_within_quota(session, project, request)
+    volumes = mounts.lock(session, project.id, request)
     row = new_row(project.id, request, request.name or admission.generated_name(request.image))
     storage.add(session, project.id, stored=storage.size(row.spec, row.labels))
     queue_new(session, [row])
-    mounts.attach(session, request, [row])
+    mounts.attach(session, request, volumes, [row])
     audit_log.record(session, access, row.id, project.id, after=_described(row))
     return row
 

@@ -76,15 +76,27 @@ def _require_one_node(session: Session, volumes: Iterable[Volume]) -> None:
         raise VolumesApart(f"no node has all of these volumes: {listed}", nodes=nodes)
 
 
-def attach(session: Session, spec: InstanceSpec, rows: Sequence[Instance]) -> None:
-    """Record the mounts of new instances, all of one spec. From now on their volumes cannot be deleted.
+def lock(session: Session, project_id: str, spec: InstanceSpec) -> dict[str, Volume]:
+    """The volumes of a spec, which no other transaction deletes before this one has ended.
+
+    A create calls it before it writes: of a batch of creates, one that fails must have written nothing.
 
     Raises:
         UnknownVolume: a volume was deleted meanwhile.
     """
+    return resolve(session, project_id, spec, locked=True) if spec.volumes else {}
+
+
+def attach(
+    session: Session, spec: InstanceSpec, found: Mapping[str, Volume], rows: Sequence[Instance]
+) -> None:
+    """Record the mounts of new instances, all of one spec. From now on their volumes cannot be deleted.
+
+    Args:
+        found: what `lock` has returned.
+    """
     if not spec.volumes:
         return
-    found = resolve(session, rows[0].project_id, spec, locked=True)
     session.flush()
     session.add_all(
         InstanceVolume(
