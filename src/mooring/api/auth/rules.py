@@ -160,6 +160,13 @@ RULES: Final[Mapping[str, Rule]] = {
     "create_registry": _action_rule(_OWN, "registry.create"),
     "replace_registry": _action_rule(_OWN, "registry.replace"),
     "delete_registry": _action_rule(_OWN, "registry.delete"),
+    # Prime Intellect's API for SkyPilot, which is not in the OpenAPI document
+    "list_prime_ssh_keys": _read_rule(_READ),
+    "create_prime_ssh_key": _action_rule(_EXEC, "ssh_key.create"),
+    "list_prime_pods": _read_rule(_READ),
+    "get_prime_pod": _read_rule(_READ),
+    "create_prime_pod": replace(_action_rule(_WRITE, "instance.create"), own_turns=True),
+    "delete_prime_pod": replace(_action_rule(_WRITE, "instance.delete"), own_turns=True),
     # the service
     "get_health": _PUBLIC,
     "get_readiness": _PUBLIC,
