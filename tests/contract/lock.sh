@@ -15,7 +15,7 @@ trap 'rm -rf "$scratch"' EXIT
 python3.11 -m venv "$scratch/venv"
 "$scratch/venv/bin/pip" install --quiet --disable-pip-version-check pip-tools==7.6.2
 for folder in . ../jupyter ../ansible ../skypilot; do
-    CUSTOM_COMPILE_COMMAND=tests/contract/lock.sh "$scratch/venv/bin/pip-compile" --quiet --generate-hashes \
+    CUSTOM_COMPILE_COMMAND=tests/contract/lock.sh "$scratch/venv/bin/pip-compile" --quiet --generate-hashes --allow-unsafe \
         --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --resolver=backtracking \
         --output-file="$folder/requirements.txt" "$@" "$folder/requirements.in"
 done
