@@ -40,15 +40,24 @@ def session(page: Path) -> tuple[list[str], str]:
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "docs/tenancy.md", "docs/scheduling.md", "docs/access.md", "docs/cli.md", "docs/sdk.md"],
+    [
+        "README.md",
+        "docs/tenancy.md",
+        "docs/scheduling.md",
+        "docs/access.md",
+        "docs/cli.md",
+        "docs/sdk.md",
+        "docs/skypilot.md",
+    ],
 )
 def test_a_session_prints_what_its_page_shows(page: str, workspace: Workspace, tmp_path: Path) -> None:
     require("curl")
     commands, shown = session(ROOT / page)
     gateway_port, ssh_port, proxy_port = (workspace.take_port() for _ in range(3))
     settings = settings_for(
-        f"sqlite:///{tmp_path / 'mooring.db'}", tmp_path, ssh_port=ssh_port, proxy_port=proxy_port
-    )
+        f"sqlite:///{tmp_path / 'mooring.db'}", tmp_path, ssh_port=ssh_port, proxy_port=proxy_port,
+        skypilot_image="mooring-test/skypilot-ready:1",
+    )  # fmt: skip
     with (
         running(settings) as service,
         service.client as admin,
@@ -60,6 +69,7 @@ def test_a_session_prints_what_its_page_shows(page: str, workspace: Workspace, t
             "127.0.0.1:8720": f"127.0.0.1:{gateway_port}",
             "127.0.0.1:8721": f"127.0.0.1:{proxy_port}",
             "Port 8722": f"Port {ssh_port}",
+            "-p 8722": f"-p {ssh_port}",
         }
         script = "\n".join(commands)
         for documented, real in addresses.items():

@@ -197,7 +197,7 @@ def test_a_second_run_keeps_a_key_that_lasts_and_replaces_one_that_does_not(
 
 
 @pytest.mark.parametrize("name", [CONFIG, TYPES])
-def test_a_file_of_somebody_else_is_left_alone(tenant: Tenant, home: Path, name: Path) -> None:
+def test_a_file_of_another_program_is_left_alone(tenant: Tenant, home: Path, name: Path) -> None:
     """Nor is a key made for nothing."""
     (home / name).parent.mkdir(parents=True)
     (home / name).write_text("theirs")

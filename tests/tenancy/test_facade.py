@@ -66,7 +66,7 @@ def test_an_instance_of_another_kind_is_no_pod(setup: Setup) -> None:
 
 
 def test_the_keys_are_those_of_the_credential_alone(setup: Setup) -> None:
-    """A key of somebody else would make SkyPilot believe that it can log in."""
+    """Any other key would make SkyPilot believe that it can log in."""
     key = public_key()
     made = setup.a.member.post(f"{PREFIX}/ssh_keys", json={"name": "sky", "publicKey": key})
     assert made.json()["publicKey"].split() == key.split()[:2]

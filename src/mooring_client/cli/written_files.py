@@ -38,7 +38,7 @@ class WrittenFiles:
         return self._hashes.get(str(name)) != _hash(found)
 
     def require_own(self, names: Iterable[PurePosixPath]) -> None:
-        """Raises ClientFailure if a file was made or changed by somebody else."""
+        """Raises ClientFailure if a file was made or changed by others."""
         foreign = [str(self.path(name)) for name in names if self.is_foreign(name)]
         if foreign:
             listed = ", ".join(foreign)

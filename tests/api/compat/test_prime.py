@@ -76,7 +76,9 @@ def test_a_pod_without_gpus(sky: Client) -> None:
 
 def test_what_does_not_fit_is_refused_at_once_in_words_of_skypilot(sky: Client) -> None:
     """Nothing is left behind: SkyPilot waits without limit for a pod that is being provisioned."""
-    assert "gpu-1: " in _refused(sky.post(f"{PREFIX}/pods", json=pod_body(**{**GPUS, "gpuCount": 8})))
+    assert "gpu-1 insufficient_gpus: " in _refused(
+        sky.post(f"{PREFIX}/pods", json=pod_body(**{**GPUS, "gpuCount": 8}))
+    )
     unknown = sky.post(f"{PREFIX}/pods", json=pod_body(**{**GPUS, "gpuType": "B200_180GB"}))
     assert "there are: H100_80GB" in _refused(unknown)
     elsewhere = sky.post(f"{PREFIX}/pods", json=pod_body(**GPUS, country="paris"))

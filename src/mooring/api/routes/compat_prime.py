@@ -64,7 +64,10 @@ class PrimeRoute(StrictRoute):
 def _refused(error: InsufficientCapacity) -> str:
     """The message with some refusals, as SkyPilot shows no other field. `on_capacity` cannot be set here."""
     message, refusals = error.message.partition("; omit on_capacity")[0], error.fields.get("refusals", ())
-    shown = [f"{each['node_name']}: {each['had']} of {each['wanted']}" for each in refusals[:3]]
+    shown = [
+        f"{each['node_name']} {each['code']}: wanted {each['wanted']}, had {each['had']}"
+        for each in refusals[:3]
+    ]
     more = f" (and {len(refusals) - 3} more)" if len(refusals) > 3 else ""
     return "; ".join([f"insufficient capacity: {message}", *shown]) + more
 
