@@ -111,6 +111,13 @@ def test_a_type_has_its_share_of_the_node() -> None:
     assert row["UpstreamCloudId"]
 
 
+def test_a_node_with_more_gpus_than_cpus() -> None:
+    rows = [
+        row for row in _catalog([_type(1), _type(4)], _node(4, cpus=2, memory_mib=8192)) if row["GpuInfo"]
+    ]
+    assert [(row["vCPUs"], row["MemoryGiB"]) for row in rows] == [("1.0", "1.0"), ("2.0", "7.0")]
+
+
 def test_the_cheapest_type_is_the_smallest() -> None:
     """SkyPilot takes the cheapest that fits. Without this, a task without GPUs could get eight of them."""
     rows = _catalog([_type(1), _type(2)], _node(2))

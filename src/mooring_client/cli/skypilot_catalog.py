@@ -80,9 +80,8 @@ def _of_node(node: Mapping[str, Any], types: Sequence[Mapping[str, Any]]) -> Ite
     for each in types:
         model, memory_mib, count = each["gpu_model"], each["gpu_memory_mib"], each["gpu_count"]
         if count <= gpus.count((model, memory_mib)):
-            size = cpus * count // len(node["gpus"]), memory_gib * count // len(node["gpus"])
-            if min(size) > 0:
-                yield _gpu_row(each, *size, place)
+            share = count / len(node["gpus"])
+            yield _gpu_row(each, max(1, int(cpus * share)), max(1, int(memory_gib * share)), place)
     fitting = [(size, size * _GIB_PER_CPU) for size in _CPU_SIZES if size <= cpus]
     for size in [size for size in fitting if size[1] <= memory_gib] or [(cpus, memory_gib)]:
         if min(size) > 0:
