@@ -2,7 +2,7 @@
 
     python -m tests.skypilot.launch IMAGE.tar
 
-Run by hand: it needs an image of docs/skypilot as a root filesystem (1 GB), 4 GB of memory and some minutes.
+Run by hand: it needs what `tests/skypilot/image.sh` builds (1 GB), 4 GB of memory and some minutes.
 The image's packages suffice, so nothing is downloaded: the containers of the test bed have no way out.
 """
 
