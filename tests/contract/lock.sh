@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Pins anew what package.json and requirements.in here, in ../jupyter, ../ansible and ../skypilot ask for: package-lock.json
-# and requirements.txt, with hashes and without the address of any registry. npm 11 or later, Python 3.11.
+# Pins anew what package.json and requirements.in here, in ../jupyter, ../ansible and ../skypilot ask for:
+# package-lock.json and requirements.txt, with hashes and without the address of any registry. npm 11 or later, Python
+# 3.11.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -15,7 +16,8 @@ trap 'rm -rf "$scratch"' EXIT
 python3.11 -m venv "$scratch/venv"
 "$scratch/venv/bin/pip" install --quiet --disable-pip-version-check pip-tools==7.6.2
 for folder in . ../jupyter ../ansible ../skypilot; do
-    CUSTOM_COMPILE_COMMAND=tests/contract/lock.sh "$scratch/venv/bin/pip-compile" --quiet --generate-hashes --allow-unsafe \
+    CUSTOM_COMPILE_COMMAND=tests/contract/lock.sh "$scratch/venv/bin/pip-compile" --quiet --generate-hashes \
+        --allow-unsafe \
         --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --resolver=backtracking \
         --output-file="$folder/requirements.txt" "$@" "$folder/requirements.in"
 done

@@ -167,6 +167,20 @@ def test_values_have_limits(sky: Client, field: str, value: object) -> None:
     assert isinstance(answer.json()["detail"], str)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"null", b"[]", b'"x"', b"{", b'{"pod": NaN}', b'{"pod": []}', b'{"pod": ' * 500, b"\xff",
+        b'{"pod": {"name": "\\ud800", "gpuType": "CPU_NODE"}}',
+    ],
+)  # fmt: skip
+def test_a_malformed_body_is_the_clients_error(sky: Client, body: bytes) -> None:
+    for path in ("pods", "ssh_keys"):
+        answer = sky.post(f"{PREFIX}/{path}", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code in {400, 422}, answer.text
+        assert isinstance(answer.json()["detail"], str)
+
+
 def test_a_wrong_key_is_answered_with_403(sky: Client) -> None:
     """SkyPilot's check takes every other status for a key that is right."""
     sky.headers["Authorization"] = "Bearer mk_wrong-key-of-the-usual-length-0123456789"
