@@ -16,7 +16,8 @@ mmdebstrap --variant=minbase --mode=root --quiet --include="$packages" \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' bookworm "$root"
 cp "$here/../../docs/skypilot/install.sh" "$certificates" "$root/tmp"
 cp --dereference /etc/resolv.conf "$root/etc/resolv.conf"
-path=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-env HOME=/root PATH="$path" PIP_CONFIG_FILE=/dev/null PIP_CERT="/tmp/${certificates##*/}" chroot "$root" sh /tmp/install.sh
+# Variables of this machine, such as REQUESTS_CA_BUNDLE, name files that the image does not have.
+env --ignore-environment HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    PIP_CERT="/tmp/${certificates##*/}" ${https_proxy:+https_proxy="$https_proxy"} chroot "$root" sh /tmp/install.sh
 rm "$root/tmp/install.sh" "$root/tmp/${certificates##*/}"
 tar -C "$root" -cf "$image" .
