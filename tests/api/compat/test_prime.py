@@ -6,6 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
+from mooring.api.compat.prime_pods import PrimePod, request_of
+from mooring.scheduler.model import NodeView
+from mooring_client.schemas.nodes import NodeState
 from tests.api.compat.conftest import IMAGE
 from tests.problems import problem
 from tests.service import Client, running, settings_for
@@ -206,3 +209,13 @@ def test_a_service_that_is_not_set_up_says_what_to_set(
         answer = client.post(f"{PREFIX}/pods", json=pod_body())
         assert named in problem(answer, 409, code)["detail"]
         assert client.get(f"{PREFIX}/pods").json()["data"] == []
+
+
+def test_a_share_of_a_small_disk_is_what_an_instance_can_ask_for() -> None:
+    """Less would be refused as invalid, although nobody chose it."""
+    node = NodeView(
+        id="nod_1", name="n", state=NodeState.READY, labels={}, cpu_milli=96_000, memory_mib=1, gpus=(),
+        cpu_milli_free=0, memory_mib_free=0, disk_mib=5120,
+    )  # fmt: skip
+    pod = PrimePod.model_validate(pod_body(vcpus=1)["pod"])
+    assert request_of(pod, IMAGE, (), (node,)).disk_mib == 64

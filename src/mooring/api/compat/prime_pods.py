@@ -39,6 +39,7 @@ LABEL: Final = "prime/pod"
 _MIB_PER_GB: Final = 1024
 # The disk that SkyPilot asks for if the task does not say.
 _SKYPILOT_DISK_GB: Final = 256
+_LEAST_DISK_MIB: Final = 64  # that an instance can ask for
 # Prime's word for "anywhere".
 _ANYWHERE: Final = "UNSPECIFIED"
 # SkyPilot knows no other words. A pod that is unreachable still has its GPUs, so it is not made again.
@@ -161,7 +162,7 @@ def _disk_mib(pod: PrimePod, gpus: GpuRequest, nodes: Iterable[NodeView]) -> int
     if pod.disk_size != _SKYPILOT_DISK_GB:
         return asked
     shares = [share for node in nodes if (share := _disk_share(pod, gpus, node))]
-    return min(asked, *shares) if shares else None
+    return max(_LEAST_DISK_MIB, min(asked, *shares)) if shares else None
 
 
 def _disk_share(pod: PrimePod, gpus: GpuRequest, node: NodeView) -> int:
