@@ -28,7 +28,6 @@ COMMANDS = (
     "sky exec --cluster c1 'echo job two; python3 --version'",
     "sky queue c1",
     "sky logs c1 2",
-    "ssh -F ~/.sky/generated/ssh/c1 c1 hostname",  # the folder is not the home folder of this user
     "sky down --yes c1",
     "sky api stop",
 )
