@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from mooring.control.events import newest_seq
 from mooring.control.scheduling import node_views
+from mooring.core.webhooks import SCHEDULE
 from mooring.scheduler.model import NodeView
 from mooring.server import ControlPlane, Service, open_control_plane
 from mooring.settings import Settings
@@ -104,18 +105,22 @@ def settings_for(database_url: str, data_dir: Path, **more: Any) -> Settings:
 
 
 @contextmanager
-def running(settings: Settings, limits: ConnectionLimits | None = None) -> Iterator[RunningService]:
+def running(
+    settings: Settings, limits: ConnectionLimits | None = None, webhook_schedule: Sequence[float] = SCHEDULE
+) -> Iterator[RunningService]:
     """Serve within the block, then compare the scheduler's cache with the database.
 
     It also checks that no thread of the service had two connections to the database at once.
     """
     plane = open_control_plane(settings)
-    with one_for_each_thread(plane.database.engine), _serving(plane, limits) as service:
+    with one_for_each_thread(plane.database.engine), _serving(plane, limits, webhook_schedule) as service:
         yield service
 
 
 @contextmanager
-def _serving(plane: ControlPlane, limits: ConnectionLimits | None) -> Iterator[RunningService]:
+def _serving(
+    plane: ControlPlane, limits: ConnectionLimits | None, webhook_schedule: Sequence[float]
+) -> Iterator[RunningService]:
     started: list[str] = []
     ready = threading.Event()
 
@@ -123,7 +128,9 @@ def _serving(plane: ControlPlane, limits: ConnectionLimits | None) -> Iterator[R
         started.append(url)
         ready.set()
 
-    service = Service(plane, on_started=on_started, connection_limits=limits)
+    service = Service(
+        plane, on_started=on_started, connection_limits=limits, webhook_schedule=webhook_schedule
+    )
     thread = threading.Thread(target=service.run, name="service")
     thread.start()
     try:

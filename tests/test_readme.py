@@ -41,23 +41,22 @@ def session(page: Path) -> tuple[list[str], str]:
 @pytest.mark.parametrize(
     "page",
     [
-        "README.md",
-        "docs/tenancy.md",
-        "docs/scheduling.md",
-        "docs/access.md",
-        "docs/cli.md",
-        "docs/sdk.md",
-        "docs/skypilot.md",
+        "README.md", "docs/tenancy.md", "docs/scheduling.md", "docs/access.md", "docs/cli.md", "docs/sdk.md",
+        "docs/templates.md", "docs/webhooks.md", "docs/skypilot.md",
     ],
-)
+)  # fmt: skip
 def test_a_session_prints_what_its_page_shows(page: str, workspace: Workspace, tmp_path: Path) -> None:
     require("curl")
     commands, shown = session(ROOT / page)
-    gateway_port, ssh_port, proxy_port = (workspace.take_port() for _ in range(3))
+    gateway_port, ssh_port, proxy_port, receiver_port = (workspace.take_port() for _ in range(4))
     settings = settings_for(
-        f"sqlite:///{tmp_path / 'mooring.db'}", tmp_path, ssh_port=ssh_port, proxy_port=proxy_port,
+        f"sqlite:///{tmp_path / 'mooring.db'}",
+        tmp_path,
+        ssh_port=ssh_port,
+        proxy_port=proxy_port,
         skypilot_image="mooring-test/skypilot-ready:1",
-    )  # fmt: skip
+        webhook_allowed_networks="127.0.0.0/8",
+    )
     with (
         running(settings) as service,
         service.client as admin,
@@ -69,6 +68,8 @@ def test_a_session_prints_what_its_page_shows(page: str, workspace: Workspace, t
             "127.0.0.1:8720": f"127.0.0.1:{gateway_port}",
             "127.0.0.1:8721": f"127.0.0.1:{proxy_port}",
             "Port 8722": f"Port {ssh_port}",
+            "127.0.0.1:9000": f"127.0.0.1:{receiver_port}",
+            '("127.0.0.1", 9000)': f'("127.0.0.1", {receiver_port})',
             "-p 8722": f"-p {ssh_port}",
         }
         script = "\n".join(commands)
@@ -89,7 +90,7 @@ def test_a_session_prints_what_its_page_shows(page: str, workspace: Workspace, t
             timeout=100,
             check=False,
         )
-    for port in (gateway_port, ssh_port, proxy_port):
+    for port in (gateway_port, ssh_port, proxy_port, receiver_port):
         workspace.give_back_port(port)
     printed = done.stdout.replace(str(tmp_path), "~")
     assert unchanging(printed.strip()) == unchanging(shown.strip())

@@ -1,7 +1,7 @@
 """The composition root: builds database, app, loops and uvicorn from the settings."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,6 +29,7 @@ from mooring.control.tenants import encryption, registry_rules, storage
 from mooring.control.tenants.encryption import Encryptor
 from mooring.core.policy import Policy
 from mooring.core.registry_hosts import RegistryRules
+from mooring.core.webhooks import SCHEDULE
 from mooring.db import migrate, roles, serving, space, sqlite_backup, timekeeping
 from mooring.db.file_lock import file_of, in_use
 from mooring.db.notifications import AnyListener, listeners
@@ -43,10 +44,14 @@ from mooring.loops.garbage import GarbageCollection
 from mooring.loops.groups import Groups
 from mooring.loops.loop import Loop
 from mooring.loops.node_health import NodeHealth
+from mooring.loops.notices import Notices
 from mooring.loops.rejected_requests import RejectionAudit
 from mooring.loops.reservations import ReservationRepair
 from mooring.loops.retention import Retention
 from mooring.loops.scheduling import Scheduling
+from mooring.loops.webhook_mails import MailServer
+from mooring.loops.webhook_requests import RequestSender
+from mooring.loops.webhooks import Webhooks
 from mooring.settings import Settings
 from mooring.streams.http_protocol import (
     ConnectionLimits,
@@ -148,6 +153,7 @@ class Service:
         awaited_nodes: /readyz waits until this many nodes have reported.
         on_started: called with the URL once the server answers requests.
         connection_limits: timeouts for slow clients, and how many connections may be open.
+        webhook_schedule: seconds before each attempt of a delivery.
     """
 
     def __init__(
@@ -157,6 +163,7 @@ class Service:
         awaited_nodes: int = 0,
         on_started: Callable[[str], None] | None = None,
         connection_limits: ConnectionLimits | None = None,
+        webhook_schedule: Sequence[float] = SCHEDULE,
     ) -> None:
         connection_limits = connection_limits or ConnectionLimits(connections=max_connections())
         policy = plane.settings.model_dump(include=set(Policy.model_fields))
@@ -181,6 +188,13 @@ class Service:
         self._problem: DatabaseProblem | None = None
         self._parts: tuple[Loop | AnyListener, ...] = (
             *_loops(plane, self.scheduler_cache, context.storage_limits),
+            Webhooks(
+                plane.database,
+                plane.encryptor,
+                RequestSender(plane.settings.webhook_addresses),
+                _mail_server(plane.settings),
+                webhook_schedule,
+            ),
             RejectionAudit(plane.database, context.rejected_requests),
             *listeners(plane.database, self._end_because),
         )
@@ -233,7 +247,18 @@ def _loops(plane: ControlPlane, cache: SchedulerCache, limits: storage.StorageLi
         ClockComparison(plane.database, settings.data_dir),
         AuditLinks(plane.database, plane.audit_keys, settings.audit_head_file),
         GarbageCollection(plane.database),
+        Notices(plane.database),
     )
+
+
+def _mail_server(settings: Settings) -> MailServer | None:
+    if settings.smtp_host is None or settings.smtp_from is None:
+        return None
+    password = settings.smtp_password.get_secret_value() if settings.smtp_password else None
+    return MailServer(
+        settings.smtp_host, settings.smtp_port, settings.smtp_from, settings.smtp_user, password,
+        settings.smtp_security,
+    )  # fmt: skip
 
 
 def _config(context: Context, connection_limits: ConnectionLimits) -> uvicorn.Config:

@@ -15,6 +15,7 @@ from mooring.core.policy import Policy
 from mooring.core.port_urls import PortUrls
 from mooring.core.registry_hosts import parse_listed
 from mooring.core.sign_on import RoleGrant, parse_grants
+from mooring.core.webhooks import AddressRules, Network, parse_networks
 from mooring_client.schemas.text import ImageReference
 
 
@@ -108,6 +109,27 @@ class Settings(Policy, BaseSettings):
         NoDecode,
         Field(description="allowed registries outside the public internet: host, host:port, *.domain"),
     ] = ()
+    template_mirror: Annotated[
+        str | None,
+        Field(
+            max_length=200,
+            pattern=r"^[a-z0-9.-]+(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$",
+            description="where the images of global templates come from: host[:port][/path]; null: as named",
+        ),
+    ] = None
+    webhook_allowed_networks: Annotated[
+        tuple[Network, ...],
+        NoDecode,
+        Field(description="networks that webhooks may reach besides public addresses, also without TLS"),
+    ] = ()
+    smtp_host: Annotated[str | None, Field(description="where e-mails are handed over; null: none are")] = (
+        None
+    )
+    smtp_port: Annotated[int, Field(ge=1, le=65535)] = 587
+    smtp_security: Literal["starttls", "tls", "none"] = "starttls"
+    smtp_user: str | None = None
+    smtp_password: SecretStr | None = None
+    smtp_from: Annotated[str | None, Field(description="the sender's address; needed with smtp_host")] = None
     oidc_issuer: Annotated[
         str | None, Field(description="accepted token issuer, exactly as in `iss`, final slash included")
     ] = None
@@ -174,6 +196,19 @@ class Settings(Policy, BaseSettings):
     @classmethod
     def _parse_registries(cls, given: Any) -> Any:
         return parse_listed(given) if isinstance(given, str) else given
+
+    @field_validator("webhook_allowed_networks", mode="before")
+    @classmethod
+    def _parse_networks(cls, given: Any) -> Any:
+        return parse_networks(given) if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _complete_mail(self) -> Self:
+        if self.smtp_host is not None and self.smtp_from is None:
+            raise ValueError("MOORING_SMTP_HOST needs MOORING_SMTP_FROM, the address that e-mails come from")
+        if self.smtp_security == "none" and self.smtp_password is not None:
+            raise ValueError("MOORING_SMTP_SECURITY=none would send MOORING_SMTP_PASSWORD in the clear")
+        return self
 
     @field_validator("oidc_issuer")
     @classmethod
@@ -266,6 +301,10 @@ class Settings(Policy, BaseSettings):
             return f"https://{domain}"
         host = f"[{self.proxy_host}]" if ":" in self.proxy_host else self.proxy_host
         return f"http://{domain or host}:{self.proxy_port}"
+
+    @property
+    def webhook_addresses(self) -> AddressRules:
+        return AddressRules(self.webhook_allowed_networks)
 
     @property
     def serves_this_machine_only(self) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from mooring_client.failures import NotConfigured
+from mooring_client.failures import NoApiKey, NotConfigured
 
 DEFAULT_URL: Final = "http://127.0.0.1:8700"
 _LOGIN: Final = "run `mooring login`, or set MOORING_URL and MOORING_API_KEY"
@@ -94,7 +94,8 @@ def resolve(
     The key of a context is sent only to the URL of that context.
 
     Raises:
-        NotConfigured: there is no key, no such context, or the URL or the key is not allowed.
+        NoApiKey: there is no key, or it has characters that no key has.
+        NotConfigured: there is no such context, or the URL is not allowed.
     """
     named = context or environment.get("MOORING_CONTEXT")
     if named and url:
@@ -104,7 +105,7 @@ def resolve(
     stored = {} if given_url else _context(named, environment)
     found_url, found_key = given_url or stored.get("url") or DEFAULT_URL, given_key or stored.get("api_key")
     if not found_key:
-        raise NotConfigured(f"there is no API key for {found_url}: {_LOGIN}")
+        raise NoApiKey(f"there is no API key for {found_url}: {_LOGIN}")
     insecure = environment.get("MOORING_INSECURE_HTTP", "").lower() in {"1", "true", "yes"}
     project = environment.get("MOORING_PROJECT") or stored.get("project")
     return Endpoint(checked_url(str(found_url), insecure=insecure), _checked_key(str(found_key)), project)
@@ -126,11 +127,11 @@ def _checked_key(key: str) -> str:
     """The key without the white space around it, such as the newline at the end of a file.
 
     Raises:
-        NotConfigured: no key has such characters. The message does not show them: they may be of a key.
+        NoApiKey: no key has such characters. The message does not show them: they may be of a key.
     """
     stripped = key.strip()
     if not stripped or not all("!" <= each <= "~" for each in stripped):
-        raise NotConfigured("the API key is empty, or has spaces or characters beyond ASCII; copy it again")
+        raise NoApiKey("the API key is empty, or has spaces or characters beyond ASCII; copy it again")
     return stripped
 
 

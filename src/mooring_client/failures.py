@@ -9,6 +9,10 @@ class NotConfigured(ClientFailure):
     """There is no URL or no API key, or one of them cannot be used; the message says how to set it."""
 
 
+class NoApiKey(NotConfigured):
+    """There is no API key, or it has characters that no key has; the message says how to set it."""
+
+
 class ConnectionFailed(ClientFailure):
     """The server could not be reached, or the connection ended before the answer.
 

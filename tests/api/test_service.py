@@ -132,7 +132,7 @@ def test_metrics_count_instances_nodes_and_gpus(client: Client, node: WireNode) 
     client.create(gpus={"count": 64})
     node.sync(instances=None, incidents=[{"id": "i", "uuid": node.gpus[7].uuid, "code": "x", "message": "x"}])
     series = {
-        name: {next(iter(labels.values())): value for labels, value in points}
+        name: {next(iter(labels.values()), ""): value for labels, value in points}
         for name, points in _series(client).items()
         if name.startswith("mooring_")
     }
@@ -146,6 +146,7 @@ def test_metrics_count_instances_nodes_and_gpus(client: Client, node: WireNode) 
     }
     assert sum(series["mooring_gpus"].values()) == 8
     assert (series["mooring_gpus"]["held"], series["mooring_gpus"]["lost"]) == (3, 0)
+    assert series["mooring_webhook_pending"] == {"": 0}
 
 
 def test_metrics_need_a_key_with_the_scope(shared_service: RunningService, shared: Client) -> None:

@@ -108,7 +108,7 @@ def test_gpus_and_queue(cli: CliClient, running: str, mooring: Mooring) -> None:
 # --- single instances
 
 
-def test_detached_run_prints_the_name(cli: CliClient, mooring: Mooring) -> None:
+def test_detached_run_prints_the_id(cli: CliClient, mooring: Mooring) -> None:
     done = cli.run(
         "run", "-d", "--name", "job", "--gpus", "2", "--model", "H100", "-e", "A=1", "-e", "FROM_HERE",
         "--label", "team=vision", "--max-duration", "8h", "--memory", "2g", IMAGE, "--", "sleep", "5",
@@ -119,8 +119,9 @@ def test_detached_run_prints_the_name(cli: CliClient, mooring: Mooring) -> None:
         "run", "-d", "--name", "job", "--gpus", "2", "--model", "H100", "-e", "A=1", "--label", "team=vision",
         "--max-duration", "8h", "--memory", "2g", IMAGE, "--", "sleep", "5",
     )  # fmt: skip
-    assert (done.stdout, done.returncode) == (b"job\n", 0)
     made = _named(mooring, "job")
+    assert (done.stdout, done.returncode) == (f"{made.id}\n".encode(), 0)
+    assert cli.run("ps", "-q").stdout.decode().split() == [made.id]
     assert (made.command, made.gpus.count, made.gpus.model) == (["sleep", "5"], 2, "H100")
     assert (made.env, made.labels, made.max_duration_s) == ({"A": "1"}, {"team": "vision"}, 28_800)
     assert made.memory_mib == 2048
@@ -198,11 +199,11 @@ def test_a_bad_key_is_not_allowed(shared: RunningService, tmp_path: Path) -> Non
 def test_without_a_server_or_configuration_it_says_what_to_do(cli: CliClient) -> None:
     cli.environment["MOORING_URL"] = "http://127.0.0.1:9"
     done = cli.run("ps")
-    assert done.returncode == 1
+    assert done.returncode == 7
     assert b"http://127.0.0.1:9 cannot be reached" in done.stderr
     del cli.environment["MOORING_URL"], cli.environment["MOORING_API_KEY"]
     done = cli.run("ps")
-    assert done.returncode == 2
+    assert done.returncode == 4
     assert b"mooring login" in done.stderr
 
 
@@ -242,7 +243,8 @@ def test_login_does_not_save_a_key_that_does_not_work(
     shared: RunningService, fresh: CliClient, tmp_path: Path
 ) -> None:
     assert fresh.run("login", shared.url, given=b"mrg_wrong\n").returncode == 4
-    assert fresh.run("login", shared.url, given=b"\n").returncode == 2
+    assert fresh.run("login", shared.url, given=b"\n").returncode == 4
+    assert fresh.run("login", shared.url, "--url", shared.url, given=b"k\n").returncode == 2
     assert not (tmp_path / "mooring" / "config.toml").exists()
 
 

@@ -279,7 +279,7 @@ class TestDiff:
             "instance/a failed: there is no project 'no-such-project' that you can see (not_found)"
         ]
         away = CommandLine("http://127.0.0.1:9", tmp_path)
-        found = away("diff", "-f", "-", given=_instance("a"), code=2)
+        found = away("diff", "-f", "-", given=_instance("a"), code=7)
         assert "cannot be reached" in found.out + found.err
 
 
@@ -409,7 +409,7 @@ class TestFaults:
                     proxy.answers.append(_unauthorized())
 
             proxy.on_request = expire
-            found = CommandLine(proxy.url, tmp_path)("apply", "-f", "-", given=text, code=1)
+            found = CommandLine(proxy.url, tmp_path)("apply", "-f", "-", given=text, code=4)
         assert found.lines == [
             "instance/one created",
             "instance/two failed: the key is expired (unauthorized)",
@@ -418,7 +418,7 @@ class TestFaults:
 
     def test_a_server_that_is_away_ends_it(self, tmp_path: Path) -> None:
         text = f"{_instance('one')}---\n{_instance('two')}"
-        found = CommandLine("http://127.0.0.1:9", tmp_path)("apply", "-f", "-", given=text, code=1)
+        found = CommandLine("http://127.0.0.1:9", tmp_path)("apply", "-f", "-", given=text, code=7)
         assert "cannot be reached" in found.out + found.err
 
 

@@ -196,7 +196,7 @@ def test_a_value_that_is_refused_is_not_shown(tenant: Tenant, value: bytes, name
 
 def test_a_value_is_not_shown_if_the_server_cannot_be_reached(tmp_path: Path) -> None:
     cli = CommandLine("http://127.0.0.1:1", tmp_path)
-    failed = cli("secrets", "set", "token", given=VALUE, code=1)
+    failed = cli("secrets", "set", "token", given=VALUE, code=7)
     assert VALUE not in failed.out + failed.err
     assert "cannot be reached" in failed.err
 

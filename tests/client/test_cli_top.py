@@ -199,4 +199,4 @@ def test_a_server_that_is_away_at_the_start_is_an_error(cli: CommandLine) -> Non
     cli.environment["MOORING_URL"] = "http://127.0.0.1:9"
     terminal = cli.terminal(*FAST)
     terminal.expect_exact("cannot be reached")
-    assert closed(terminal) == 1
+    assert closed(terminal) == 7

@@ -7,7 +7,9 @@ import yaml
 
 from mooring_client.manifests import documents
 from mooring_client.manifests.documents import MAX_BYTES, BadDocument, Document, read
-from mooring_client.manifests.kinds import manifests_of
+from mooring_client.manifests.kinds import KINDS, manifests_of
+
+KNOWN = ", ".join(kind.name for kind in KINDS)
 
 _BOMB = """
 a: &a [lol, lol, lol, lol, lol, lol, lol, lol, lol]
@@ -149,12 +151,12 @@ template: {image: busybox}
         [
             ("- a", ["f.yaml:1: a document must have fields, such as `kind: instance`"]),
             ("just text", ["f.yaml:1: a document must have fields, such as `kind: instance`"]),
-            ("name: a", ["f.yaml:1: `kind` is missing: project, reservation, instance, instance_group"]),
+            ("name: a", [f"f.yaml:1: `kind` is missing: {KNOWN}"]),
             ("name: a\nkind: pod", [
-                "f.yaml:2: unknown kind 'pod'; it is one of: project, reservation, instance, instance_group",
+                f"f.yaml:2: unknown kind 'pod'; it is one of: {KNOWN}",
             ]),
             ("kind: [a]", [
-                "f.yaml:1: unknown kind ['a']; it is one of: project, reservation, instance, instance_group",
+                f"f.yaml:1: unknown kind ['a']; it is one of: {KNOWN}",
             ]),
             ("kind: instance\nimage: x", [
                 "f.yaml:1: `name` is missing: it is what the resource is found by",

@@ -20,7 +20,7 @@ def current() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         database = f"sqlite:///{Path(folder) / 'mooring.db'}"
         with running(settings_for(database, Path(folder))) as service, service.client as client:
-            return dict(client.get("/openapi.json").json())
+            return dict(client.get("/openapi.json").raise_for_status().json())
 
 
 def as_text(document: dict[str, Any]) -> str:

@@ -33,12 +33,15 @@ NOT_IN_A_SCHEMA = {
     "secrets_too_large",
     "unknown_secret",  # must exist in the project
     "unknown_project",  # must exist
+    "webhook_url_not_allowed",  # must be public, or of a member, in any notation
+    "all_projects",  # excludes project_id
     "registry_not_allowed",  # must be on the public internet, in any notation of the address
     "too_many_ports",  # the schema allows more, for stored requests of earlier releases
     "working_dir_not_allowed",  # any notation of /proc
     "no_permissions",  # a key needs a role or scopes
     "scope_of_no_project",
     "expired",  # a time in the past
+    "invalid_parameters",  # of the template
     "invalid_public_key",  # the line of a .pub file
     "upgrade_required",  # the request must be the handshake of a WebSocket
 }

@@ -15,7 +15,7 @@ LONG_AGO = timedelta(days=31)
 
 # What limits the tables without a sweep.
 BOUNDED = {
-    "control_plane": "one row",
+    "control_plane": "one row", "webhook_progress": "one row", "webhooks": "row_limits",
     "nodes": "the operator's machines", "gpus": "the operator's machines",
     "gpu_conditions": "one for each kind of a GPU", "gpu_incidents": "gpu_health.delete_expired",
     "members": "row_limits", "registries": "row_limits", "secrets": "row_limits",

@@ -24,6 +24,8 @@ from tests.testbed.waiting import wait_until
 
 _PEOPLE = {"viewer": Role.VIEWER, "member": Role.MEMBER, "owner": Role.OWNER}
 _number = count()
+# Names of this domain have no address, so nothing is sent.
+WEBHOOK_URL = "https://receiver.invalid/hook"
 
 
 @dataclass(frozen=True)
@@ -264,6 +266,25 @@ def _secret(setup: Setup, json: Any = None) -> Call:
     return Call({"secret_id": made["id"]}, json=json)
 
 
+_SPEC = {"image": "busybox", "gpus": {"count": "${gpus}"}}
+_PARAMETERS = {"gpus": {"type": "integer", "default": 1}}
+
+
+def _new_template(setup: Setup, _caller: str) -> Call:
+    body = {"name": _unique("template"), "spec": _SPEC, "parameters": _PARAMETERS, "project_id": setup.a.id}
+    return Call(json=body)
+
+
+def _applied_template(setup: Setup, _caller: str) -> Call:
+    body = {"spec": _SPEC, "parameters": _PARAMETERS, "project_id": setup.a.id}
+    return Call({"name": _unique("template")}, json=body)
+
+
+def _template(setup: Setup, json: Any = None) -> Call:
+    made = post(setup.a.member, "/v1/templates", name=_unique("template"), spec=_SPEC, parameters=_PARAMETERS)
+    return Call({"template_id": made["id"]}, json=json)
+
+
 def _server() -> str:
     return f"registry-{next(_number)}.example"
 
@@ -276,6 +297,35 @@ def _new_registry(setup: Setup, _caller: str) -> Call:
 def _registry(setup: Setup, json: Any = None) -> Call:
     made = post(setup.a.owner, "/v1/registries", server=_server(), username="ci", password="s3cret")
     return Call({"registry_id": made["id"]}, json=json)
+
+
+def _new_webhook(setup: Setup, _caller: str) -> Call:
+    return Call(json={"url": WEBHOOK_URL, "name": _unique("hook"), "project_id": setup.a.id})
+
+
+def _applied_webhook(setup: Setup, caller: str) -> Call:
+    made = _new_webhook(setup, caller)
+    return Call({"name": made.json["name"]}, json=made.json)
+
+
+def _webhook(setup: Setup, json: Any = None) -> Call:
+    """A webhook of A. There is one for all calls that leave it: a project can have few."""
+    found = setup.a.owner.items("/v1/webhooks", name="shared", project_id=setup.a.id)
+    made = found[0] if found else post(setup.a.owner, "/v1/webhooks", url=WEBHOOK_URL, name="shared")
+    return Call({"webhook_id": made["id"]}, json=json)
+
+
+def _unneeded_webhook(setup: Setup, _caller: str) -> Call:
+    for left in setup.a.owner.items("/v1/webhooks", name="unneeded", project_id=setup.a.id):
+        setup.a.owner.delete(f"/v1/webhooks/{left['id']}")
+    made = post(setup.a.owner, "/v1/webhooks", url=WEBHOOK_URL, name="unneeded")
+    return Call({"webhook_id": made["id"]})
+
+
+def _delivery(setup: Setup, _caller: str) -> Call:
+    path = _webhook(setup).path
+    made = setup.a.owner.post(f"/v1/webhooks/{path['webhook_id']}/test").json()
+    return Call({**path, "delivery_id": made["id"]})
 
 
 def _join(setup: Setup, _caller: str) -> Call:
@@ -385,6 +435,12 @@ CALLS: Mapping[str, Make] = {
     "create_ssh_key": _new_ssh_key,
     "delete_ssh_key": lambda setup, _: _ssh_key(setup),
     "create_ssh_certificate": lambda _setup, _: Call(json={"public_key": public_key()}),
+    "list_templates": _empty_call,
+    "get_template": lambda setup, _: _template(setup),
+    "render_template": lambda setup, _: _template(setup, {"parameters": {"gpus": 2}}),
+    "create_template": _new_template,
+    "apply_template": _applied_template,
+    "delete_template": lambda setup, _: _template(setup),
     "list_secrets": _empty_call,
     "get_secret": lambda setup, _: _secret(setup),
     "create_secret": _new_secret,
@@ -395,6 +451,16 @@ CALLS: Mapping[str, Make] = {
     "create_registry": _new_registry,
     "replace_registry": lambda setup, _: _registry(setup, {"password": "another"}),
     "delete_registry": lambda setup, _: _registry(setup),
+    "list_webhooks": _empty_call,
+    "get_webhook": lambda setup, _: _webhook(setup),
+    "create_webhook": _new_webhook,
+    "apply_webhook": _applied_webhook,
+    "update_webhook": lambda setup, _: _webhook(setup, {"format": "slack"}),
+    "delete_webhook": _unneeded_webhook,
+    "rotate_webhook_secret": lambda setup, _: _webhook(setup),
+    "test_webhook": lambda setup, _: _webhook(setup),
+    "list_webhook_deliveries": lambda setup, _: _webhook(setup),
+    "replay_webhook_delivery": _delivery,
     "list_audit_log": _empty_call,
     "get_audit_head": _empty_call,
     "get_health": _empty_call,

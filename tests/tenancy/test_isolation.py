@@ -13,6 +13,7 @@ from mooring_client.schemas.projects import Role
 from tests.nodes import WireNode, observed
 from tests.problems import problem
 from tests.service import Client
+from tests.tenancy.calls import WEBHOOK_URL
 from tests.tenancy.tenants import IMAGE, NOWHERE, Setup, make_key, post
 from tests.testbed.waiting import wait_until
 
@@ -87,7 +88,8 @@ def test_a_reservation_of_another_project_looks_unknown(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/instances", "/v1/instance-groups", "/v1/api-keys", "/v1/secrets", "/v1/registries"]
+    "path",
+    ["/v1/instances", "/v1/instance-groups", "/v1/api-keys", "/v1/secrets", "/v1/registries", "/v1/webhooks"],
 )
 def test_nothing_is_created_in_another_project(setup: Setup, path: str) -> None:
     bodies: dict[str, Any] = {
@@ -96,6 +98,7 @@ def test_nothing_is_created_in_another_project(setup: Setup, path: str) -> None:
         "/v1/api-keys": {"name": "k", "role": "viewer"},
         "/v1/secrets": {"name": "token", "value": "x"},
         "/v1/registries": {"server": "ghcr.io", "username": "u", "password": "x"},
+        "/v1/webhooks": {"url": "https://receiver.example/"},
     }
     unknown = f"{setup.a.id[:-6]}000000"
     for dry_run in ("", "?dry_run=true") if path == "/v1/instances" else ("",):
@@ -128,12 +131,14 @@ def test_filters_find_only_the_callers_instances(setup: Setup, filters: Callable
 
 @pytest.mark.parametrize(
     "path", ["/v1/api-keys", "/v1/secrets", "/v1/registries", "/v1/audit-log", "/v1/instance-groups",
-             "/v1/reservations"]
+             "/v1/reservations", "/v1/webhooks"]
 )  # fmt: skip
 def test_lists_show_only_the_callers_resources(setup: Setup, path: str) -> None:
     post(setup.a.owner, "/v1/secrets", name=f"of-{path.rsplit('/', 1)[-1]}", value="x")
     server = f"{path.rsplit('/', 1)[-1]}.example"
     post(setup.a.owner, "/v1/registries", server=server, username="u", password="x")
+    if path == "/v1/webhooks":
+        post(setup.a.owner, path, url=WEBHOOK_URL)
     template = {"image": IMAGE, "node_selector": NOWHERE}
     post(setup.a.owner, "/v1/instance-groups", count=1, template=template)
     post(

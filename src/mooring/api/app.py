@@ -35,7 +35,9 @@ from mooring.api.routes import (
     service,
     ssh_keys,
     streams,
+    templates,
     users,
+    webhooks,
 )
 
 
@@ -65,8 +67,8 @@ def _operations() -> tuple[BaseRoute, ...]:
     router.include_router(agent.frequent)
     for module in (
         instances, instance_groups, reservations, applying, queue, logs, commands, streams, port_links, nodes,
-        gpus, events, projects, users, api_keys, me, docker_context, ssh_keys, secrets, registries, audit,
-        service, agent, docs, compat_prime,
+        gpus, events, projects, users, api_keys, me, docker_context, ssh_keys, secrets, registries, templates,
+        webhooks, audit, service, agent, docs, compat_prime,
     ):  # fmt: skip
         router.include_router(module.router)
     return tuple(router.routes)

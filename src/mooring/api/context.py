@@ -26,6 +26,7 @@ from mooring.control.bootstrap import ControlPlaneIdentity
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.control.tenants.encryption import Encryptor
 from mooring.control.tenants.storage import StorageLimits
+from mooring.control.webhooks.webhooks import TargetRules
 from mooring.core.access import Access
 from mooring.core.port_urls import PortUrls
 from mooring.db.readiness import WriteProbe
@@ -74,6 +75,10 @@ class Context:
     @cached_property
     def port_urls(self) -> PortUrls | None:
         return self.settings.port_urls
+
+    @cached_property
+    def webhook_targets(self) -> TargetRules:
+        return TargetRules(self.settings.webhook_addresses, mail=self.settings.smtp_host is not None)
 
     @cached_property
     def write_probe(self) -> WriteProbe:

@@ -1,4 +1,4 @@
-"""Creates what a control plane needs before its first request: identity, default project, admin key."""
+"""Creates what a control plane needs before its first request: identity, project, templates, admin key."""
 
 from dataclasses import dataclass
 from secrets import token_bytes
@@ -6,7 +6,7 @@ from secrets import token_bytes
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
-from mooring.control.tenants import api_keys, projects
+from mooring.control.tenants import api_keys, projects, shipped_templates
 from mooring.core import ids
 from mooring.db.tables import ControlPlane, Project
 from mooring.db.types import new_id, now
@@ -37,6 +37,7 @@ def ensure(session: Session, admin_key: str | None) -> tuple[ControlPlaneIdentit
         default_project_id=_default_project(session).id,
         cursor_secret=control_plane.cursor_secret,
     )
+    shipped_templates.install(session)
     return identity, api_keys.install_admin_key(session, admin_key)
 
 

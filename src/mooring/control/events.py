@@ -31,9 +31,11 @@ class EventKind(StrEnum):
     """The `type` of an event."""
 
     INSTANCE_STATE_CHANGED = "instance.state_changed"
+    INSTANCE_EXPIRING = "instance.expiring"
     INSTANCE_GPU_UNHEALTHY = "instance.gpu_unhealthy"
     INSTANCE_GPU_FAULT = "instance.gpu_fault"
     INSTANCE_GROUP_CHANGED = "instance_group.changed"
+    PROJECT_QUOTA_NEARLY_USED = "project.quota_nearly_used"
     NODE_STATE_CHANGED = "node.state_changed"
     NODE_LOST = "node.lost"
     REPLACEMENT_PAUSED = "nodes.replacement_paused"

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, defer
 
 from mooring.core.access import Access
 from mooring.db.session import Ending, at_end
-from mooring.db.tables import Instance, InstanceGroup, Node, Project
+from mooring.db.tables import Instance, InstanceGroup, Node, Project, WebhookProgress
 from mooring_client.errors import Conflict, NotFound
 
 _TRIES = 5
@@ -88,6 +88,15 @@ def signing_on(session: Session) -> None:
     """One transaction at a time creates or updates users at their sign-on, over all replicas."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.signing_on'))"))
+
+
+def webhooks(session: Session) -> int:
+    """One transaction at a time changes webhooks and their deliveries. After the lock of a project, if any.
+
+    Returns:
+        Up to which `seq` of events deliveries exist.
+    """
+    return session.scalars(select(WebhookProgress.seq).with_for_update()).one()
 
 
 def node(session: Session, node_id: str) -> Node | None:

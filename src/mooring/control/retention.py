@@ -38,7 +38,10 @@ from mooring.db.tables import (
     Reservation,
     Secret,
     SshKey,
+    Template,
     User,
+    Webhook,
+    WebhookDelivery,
 )
 from mooring.db.types import now
 
@@ -54,6 +57,9 @@ INTERVAL_S: Final = 600.0
 # Minimum age of deleted instances, even if their project's storage is full: users may still wait for them.
 _MIN_DELETED_AGE = timedelta(minutes=10)
 
+
+# How long finished deliveries of webhooks can be listed and replayed.
+_DELIVERIES_KEPT: Final = timedelta(days=7)
 
 # A gateway whose clock is behind still finds a link that is about to expire.
 _CLOCKS_DIFFER = timedelta(minutes=10)
@@ -120,6 +126,7 @@ def sweeps(kept: RetentionTimes, limits: StorageLimits, horizons: Horizons) -> l
         _Rows(SshKey.id, SshKey.expires_at < before),
         # Gateways do this more often, while they accept Docker clients.
         _Rows(DockerContainer.id, docker_containers.unused()),
+        _Rows(WebhookDelivery.id, WebhookDelivery.finished_at < now() - _DELIVERIES_KEPT),
         _Rows(PortLink.id, PortLink.expires_at < now() - _CLOCKS_DIFFER),
         _Rows(ApiKey.id, _dead_key(before)),
         _Rows(User.id, _unused_user(before)),
@@ -294,7 +301,8 @@ class _Groups(Sweep):
 
 
 _PROJECT_TABLES = (
-    Allocation, InstanceRecord, InstanceGroup, Reservation, ApiKey, Member, Secret, Registry, Instance,
+    Allocation, InstanceRecord, InstanceGroup, Reservation, ApiKey, Member, Secret, Registry, Template,
+    Webhook, Instance,
 )  # fmt: skip
 
 

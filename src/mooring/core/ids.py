@@ -20,5 +20,8 @@ INSTANCE_GROUP: Final = "grp"
 RESERVATION: Final = "rsv"
 GPU_INCIDENT: Final = "inc"
 PORT_LINK: Final = "lnk"
+TEMPLATE: Final = "tpl"
+WEBHOOK: Final = "whk"
+DELIVERY: Final = "dlv"
 
 PATTERN: Final = r"^[a-z]{3}_[0-9a-hjkmnp-tv-z]{26}$"

@@ -21,6 +21,7 @@ class Topic(StrEnum):
     GROUPS = "groups"  # a member of an instance group changed
     GPU_HEALTH = "gpu_health"  # reserved GPUs may need a replacement
     EVENTS = "events"  # any event, of any project or machine
+    WEBHOOKS = "webhooks"  # a delivery is to be sent that no event has caused
 
     @staticmethod
     def project_events(project_id: str) -> ObjectTopic:

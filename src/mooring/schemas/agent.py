@@ -1,7 +1,7 @@
 """Messages between nodes and the control plane (`/agent/v1`): complete states in both directions."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -217,6 +217,10 @@ class GpuGrant(Peer):
     memory_mib: Annotated[int, Field(description="GPU memory that the instance may use")]
 
 
+# Where a member of a group finds its hostfile: the default of DeepSpeed.
+HOSTFILE: Final = "/job/hostfile"
+
+
 class GroupMembership(Peer):
     """What a member of an instance group knows about its group."""
 
@@ -230,6 +234,9 @@ class GroupMembership(Peer):
     ]
     overlay_name: Text | None = None
     env: dict[EnvName, EnvValue] = {}
+    hostfile: Annotated[
+        Text, Field(description=f"the content of `{HOSTFILE}`: a line `HOST slots=N` for each member")
+    ] = ""
 
 
 class OverlayNetwork(Peer):

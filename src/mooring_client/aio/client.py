@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from mooring_client.aio.resources.secrets import AsyncSecrets
     from mooring_client.aio.resources.service import AsyncService
     from mooring_client.aio.resources.ssh_keys import AsyncSshKeys
+    from mooring_client.aio.resources.templates import AsyncTemplates
     from mooring_client.aio.resources.users import AsyncUsers
+    from mooring_client.aio.resources.webhooks import AsyncWebhooks
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 DEFAULT_RETRIES: Final = 2
@@ -179,10 +181,22 @@ class AsyncMooring:
         return AsyncSshKeys(self._transport)
 
     @cached_property
+    def templates(self) -> "AsyncTemplates":
+        from mooring_client.aio.resources.templates import AsyncTemplates
+
+        return AsyncTemplates(self._transport)
+
+    @cached_property
     def users(self) -> "AsyncUsers":
         from mooring_client.aio.resources.users import AsyncUsers
 
         return AsyncUsers(self._transport)
+
+    @cached_property
+    def webhooks(self) -> "AsyncWebhooks":
+        from mooring_client.aio.resources.webhooks import AsyncWebhooks
+
+        return AsyncWebhooks(self._transport)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -12,15 +12,16 @@ import mooring_client
 from mooring_client.cli.output import Format, FormatOption, show_one
 from mooring_client.cli.session import connect, say
 from mooring_client.endpoint import DEFAULT_URL, Config, checked_url, config_file, read_config
-from mooring_client.failures import NotConfigured
+from mooring_client.failures import NoApiKey
 
 
 def login(
-    url: Annotated[str, typer.Argument(help="of the server")] = DEFAULT_URL,
+    server: Annotated[str | None, typer.Argument(metavar="[URL]", help="of the server")] = None,
     name: Annotated[
         str | None, typer.Option("--name", "-n", help="of the context; default: the host")
     ] = None,
     project: Annotated[str | None, typer.Option(help="the project of commands that name none")] = None,
+    url: Annotated[str | None, typer.Option("--url", help="the same as the argument")] = None,
 ) -> None:
     """Save the URL and API key of a server as a context, and make it the current one.
 
@@ -28,7 +29,9 @@ def login(
     users of this machine could see.
     """
     insecure = os.environ.get("MOORING_INSECURE_HTTP", "").lower() in {"1", "true", "yes"}
-    checked = checked_url(url, insecure=insecure)
+    if server and url:
+        raise typer.BadParameter("give the URL once", param_hint="--url")
+    checked = checked_url(server or url or DEFAULT_URL, insecure=insecure)
     key = _read_key(checked)
     from mooring_client.sync.client import Mooring
 
@@ -48,7 +51,7 @@ def _read_key(url: str) -> str:
     else:
         key = sys.stdin.readline()
     if not key.strip():
-        raise NotConfigured("there is no key on stdin: mooring login URL <key-file")
+        raise NoApiKey("there is no key on stdin: mooring login URL <key-file")
     return key.strip()
 
 

@@ -47,7 +47,14 @@ def apply(
             return "would be replaced"
 
         failures = _for_each(manifests, planned if dry_run else applier.apply, may_replace=replace)
-    raise typer.Exit(Exit.ERROR if failures else 0)
+    raise typer.Exit(_exit_of(failures))
+
+
+def _exit_of(failures: Sequence[Exception]) -> int:
+    """That of a failure which ended everything, or 1 if single resources could not be applied."""
+    if failures and isinstance(failures[-1], _FINAL):
+        return exit_of(failures[-1])
+    return Exit.ERROR if failures else 0
 
 
 def diff(files: FilesOption) -> None:

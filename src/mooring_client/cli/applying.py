@@ -111,7 +111,7 @@ class Applier:
     def _fields(self, manifest: Manifest) -> dict[str, Any]:
         fields = {_RENAMED.get(name, name): value for name, value in manifest.body.items()}
         del fields["name"]
-        if manifest.kind.in_project:
+        if manifest.kind.in_project and manifest.body.get("scope") != "global":
             fields["project_id"] = self._project_id(manifest.project)
         return fields
 

@@ -61,6 +61,7 @@ COMMANDS: Final = (
     Section(
         "Cluster",
         {
+            "slurm": Entry(f"{_CLI}.slurm:app", "Slurm's commands: srun, sbatch, squeue, scancel."),
             "gpus": Entry(f"{_CLI}.cluster:gpus", "List what can be requested, and what is free now."),
             "queue": Entry(f"{_CLI}.cluster:queue", "List pending instances in scheduling order."),
             "top": Entry(f"{_CLI}.top:top", "Watch GPUs and instances."),
@@ -72,7 +73,9 @@ COMMANDS: Final = (
         {
             "login": Entry(f"{_CLI}.account:login", "Save the URL and API key of a server as a context."),
             "whoami": Entry(f"{_CLI}.account:whoami", "Show who your API key is."),
+            "templates": Entry(f"{_CLI}.templates:app", "List templates, and show what they run."),
             "secrets": Entry(f"{_CLI}.secrets:app", "Manage the secrets of your project."),
+            "webhooks": Entry(f"{_CLI}.webhooks:app", "Send events to other services."),
             "projects": Entry(f"{_CLI}.projects:app", "List and manage projects."),
             "keys": Entry(f"{_CLI}.keys:app", "Manage API keys."),
             "ssh-config": Entry(f"{_CLI}.ssh:ssh_config", "Print lines for ~/.ssh/config."),

@@ -8,6 +8,7 @@
 | 3 | not found |
 | 4 | not allowed: no or a bad key, a missing permission |
 | 5 | no capacity, or a quota is exceeded |
+| 7 | the server cannot be reached |
 | 124 | a time limit was exceeded |
 | 130 | interrupted by Ctrl-C |
 
@@ -27,7 +28,13 @@ from mooring_client.errors import (
     QuotaExceeded,
     Unauthorized,
 )
-from mooring_client.failures import ClientFailure, NotConfigured, WaitTimeout
+from mooring_client.failures import (
+    ClientFailure,
+    ConnectionFailed,
+    NoApiKey,
+    NotConfigured,
+    WaitTimeout,
+)
 from mooring_client.terminal_text import clean_line
 
 
@@ -37,6 +44,7 @@ class Exit(IntEnum):
     NOT_FOUND = 3
     NOT_ALLOWED = 4
     NO_CAPACITY = 5
+    UNREACHABLE = 7
     TIMEOUT = 124
     INTERRUPTED = 130
 
@@ -48,7 +56,9 @@ _EXITS: tuple[tuple[type[Exception], Exit], ...] = (
     (InsufficientCapacity, Exit.NO_CAPACITY),
     (Unauthorized, Exit.NOT_ALLOWED),
     (Forbidden, Exit.NOT_ALLOWED),
+    (NoApiKey, Exit.NOT_ALLOWED),
     (NotConfigured, Exit.USAGE),
+    (ConnectionFailed, Exit.UNREACHABLE),
     (WaitTimeout, Exit.TIMEOUT),
 )
 

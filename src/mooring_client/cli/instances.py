@@ -49,6 +49,7 @@ def ps(
     label: Annotated[str | None, typer.Option("--label", "-l", help="key:value")] = None,
     node: Annotated[str | None, typer.Option(help="only those on this node")] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="print each change, until Ctrl-C")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="print IDs only")] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """List instances that have not ended.
@@ -58,6 +59,9 @@ def ps(
     with connect() as client:
         newest = client.request("GET", "/v1/events", params={"newest": True})["last_seq"] if watch else 0
         found = _listed(client, ended=ended, label=label, node=node)
+        if quiet:
+            print("".join(f"{each['id']}\n" for each in found), end="")
+            return
         show_list(found, COLUMNS, output, empty="no instances; `mooring run IMAGE` starts one")
         if watch:
             _watch(client, newest, output)

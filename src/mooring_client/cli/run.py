@@ -6,16 +6,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooring_client.cli import values
-from mooring_client.cli.session import connect, project_id
+from mooring_client.cli.completion import names_of
+from mooring_client.cli.session import connect, project_id, say
 
 if TYPE_CHECKING:
     from mooring_client.sync.client import Mooring
 
 
 def run(
-    image: Annotated[str, typer.Argument(metavar="IMAGE")],
+    image: Annotated[str | None, typer.Argument(metavar="IMAGE")] = None,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[-- CMD [ARG]...]", help="instead of the image's own")
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            "--template",
+            "-T",
+            help="a template instead of IMAGE; other options replace its fields",
+            autocompletion=names_of("/v1/templates"),
+        ),
+    ] = None,
+    param: Annotated[
+        list[str] | None, typer.Option("--param", help="NAME=value: a parameter of the template")
     ] = None,
     name: Annotated[str | None, typer.Option("--name", "-n", help="default: generated")] = None,
     gpus: Annotated[int, typer.Option("--gpus", "-g", min=0, help="whole GPUs, or MIG devices")] = 0,
@@ -55,14 +68,15 @@ def run(
     no_queue: Annotated[bool, typer.Option("--no-queue", help="fail if it cannot start now")] = False,
     interactive: Annotated[bool, typer.Option("--interactive", "-i", help="pass your input on")] = False,
     tty: Annotated[bool, typer.Option("--tty", "-t", help="run it in a terminal")] = False,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="print its name and return")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="print its ID and return")] = False,
     remove: Annotated[bool, typer.Option("--rm", help="delete it after its end")] = False,
 ) -> None:
     """Start an instance, and show its output until it ends. Exit with its exit code.
 
     While it waits, its position in the queue, the reason and the predicted start are shown. Ctrl-C stops it;
-    a second Ctrl-C leaves it running.
+    a second Ctrl-C leaves it running. With --template, what follows are the command and its arguments.
     """
+    image, command = _image_and_command(image, command or [], template, param)
     spec = {
         "image": image,
         "command": command or None,
@@ -95,11 +109,40 @@ def run(
     with connect() as client:
         spec["project_id"] = project_id(client)
         given = {field: value for field, value in spec.items() if value is not None}
+        if template is not None:
+            given = _joined(_rendered(client, template, param), given)
         created = client.request("POST", "/v1/instances", body=given)
-        if detach:
-            print(created["name"])
-            return
-        raise typer.Exit(_attached(client, created, interactive=interactive, tty=tty, remove=remove))
+        if not detach:
+            raise typer.Exit(_attached(client, created, interactive=interactive, tty=tty, remove=remove))
+        print(created["id"])
+        if name is None:
+            say(f"started as {created['name']}")
+
+
+def _image_and_command(
+    image: str | None, command: list[str], template: str | None, param: list[str] | None
+) -> tuple[str | None, list[str]]:
+    """Raises typer.BadParameter: there is neither an image nor a template."""
+    if template is not None:
+        # There is no image, so the first argument is already of the command.
+        return None, [*([image] if image else []), *command]
+    if image is None:
+        raise typer.BadParameter("give an IMAGE, or --template NAME", param_hint="IMAGE")
+    if param:
+        raise typer.BadParameter("is for --template", param_hint="--param")
+    return image, command
+
+
+def _rendered(client: "Mooring", template: str, param: list[str] | None) -> dict[str, Any]:
+    from mooring_client.cli.templates import rendered
+
+    return rendered(client, template, param or ())
+
+
+def _joined(spec: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The spec of a template with the fields of options: objects are joined, other fields replaced."""
+    both = {name for name in spec.keys() & given.keys() if isinstance(spec[name], dict)}
+    return {**spec, **given, **{name: {**spec[name], **given[name]} for name in both}}
 
 
 def _gpus(

@@ -33,6 +33,31 @@ def _parts(text: str, units: Mapping[str, float], expected: str) -> tuple[float,
     return float(match[1]), match[2]
 
 
+def typed(text: str, kind: str, name: str) -> bool | int | float | str:
+    """The value of a parameter of a template: as JSON writes it, a string without quotes.
+
+    Raises:
+        typer.BadParameter: it is none of this kind.
+    """
+    try:
+        if kind == "integer":
+            return int(text)
+        if kind == "number":
+            return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{name} must be a number, not {text!r}", param_hint="--param") from None
+    if kind == "boolean":
+        if text not in {"true", "false"}:
+            raise typer.BadParameter(f"{name} must be true or false, not {text!r}", param_hint="--param")
+        return text == "true"
+    return text
+
+
+def as_text(value: bool | int | float | str) -> str:
+    """As `typed` reads it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def pairs(texts: Iterable[str], option: str) -> dict[str, str]:
     """The values of an option that is given as `key=value`, several times."""
     found = {}

@@ -13,6 +13,8 @@ from mooring_client.schemas.instances import InstanceApply
 from mooring_client.schemas.pointers import escaped
 from mooring_client.schemas.projects import ProjectApply
 from mooring_client.schemas.reservations import ReservationApply
+from mooring_client.schemas.templates import TemplateApply
+from mooring_client.schemas.webhooks import WebhookApply
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class ManifestKind:
 # In the order in which they are applied: a later one may need an earlier one.
 KINDS: Final = (
     ManifestKind("project", "projects", ProjectApply, in_project=False),
+    ManifestKind("template", "templates", TemplateApply),
+    ManifestKind("webhook", "webhooks", WebhookApply),
     ManifestKind("reservation", "reservations", ReservationApply),
     ManifestKind("instance", "instances", InstanceApply),
     ManifestKind("instance_group", "instance_groups", InstanceGroupApply),

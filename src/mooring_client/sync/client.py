@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from mooring_client.sync.resources.secrets import Secrets
     from mooring_client.sync.resources.service import Service
     from mooring_client.sync.resources.ssh_keys import SshKeys
+    from mooring_client.sync.resources.templates import Templates
     from mooring_client.sync.resources.users import Users
+    from mooring_client.sync.resources.webhooks import Webhooks
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 DEFAULT_RETRIES: Final = 2
@@ -180,10 +182,22 @@ class Mooring:
         return SshKeys(self._transport)
 
     @cached_property
+    def templates(self) -> "Templates":
+        from mooring_client.sync.resources.templates import Templates
+
+        return Templates(self._transport)
+
+    @cached_property
     def users(self) -> "Users":
         from mooring_client.sync.resources.users import Users
 
         return Users(self._transport)
+
+    @cached_property
+    def webhooks(self) -> "Webhooks":
+        from mooring_client.sync.resources.webhooks import Webhooks
+
+        return Webhooks(self._transport)
 
     def close(self) -> None:
         """Close the connections."""

@@ -119,11 +119,29 @@ def test_members_are_placed_together_and_know_one_another(node_pair: NodePair) -
                 "RANK": str(rank),
                 "NODE_RANK": str(rank),
                 "WORLD_SIZE": "2",
+                "NNODES": "2",
+                "NPROC_PER_NODE": "8",
+                "PET_NNODES": "2",
+                "PET_NPROC_PER_NODE": "8",
+                "PET_NODE_RANK": str(rank),
+                "PET_MASTER_ADDR": "train-0",
+                "PET_MASTER_PORT": "4000",
+                "MOORING_GROUP_HOSTS": "train-0,train-1",
             }.items()
         )
+        assert membership.hostfile == "train-0 slots=8\ntrain-1 slots=8\n"
     instance = node_pair.client.instance(group["members"][1]["instance_id"])
     assert (instance["group_id"], instance["group_rank"]) == (made["id"], 1)
     assert instance["labels"] == {"team": "vision"}
+
+
+def test_variables_of_launchers_are_defaults(node_pair: NodePair) -> None:
+    env = {"PET_NPROC_PER_NODE": "1", "NNODES": "1:2"}
+    node_pair.placed(name="own", template={"env": env, "gpus": {"count": 0}})
+    for membership in node_pair.memberships().values():
+        assert not env.keys() & membership.env.keys()
+        assert membership.env["NPROC_PER_NODE"] == "1"  # without GPUs
+        assert membership.hostfile == "own-0 slots=1\nown-1 slots=1\n"
 
 
 def test_members_on_a_swarm_use_an_overlay_that_the_manager_creates_and_removes(node_pair: NodePair) -> None:
@@ -172,6 +190,9 @@ def test_without_a_swarm_members_wait_unless_host_network_is_allowed(shared: Cli
         addresses = {node.id: node.facts.address for node in node_pair.nodes}
         address = addresses[group["members"][0]["node_id"]]
         assert {each.env["MASTER_ADDR"] for each in node_pair.memberships().values()} == {address}
+        by_rank = [addresses[each["node_id"]] for each in group["members"]]
+        hostfiles = {each.hostfile for each in node_pair.memberships().values()}
+        assert hostfiles == {"".join(f"{each} slots=8\n" for each in by_rank)}
     finally:
         shared.patch(path, json={"host_network": False})
         node_pair.close()

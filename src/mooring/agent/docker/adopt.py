@@ -7,6 +7,7 @@ So a running container has no record only if an earlier release started it, or i
 
 import logging
 
+from mooring.agent.docker import hostfile
 from mooring.agent.docker.client import Document, Engine, remove_container
 from mooring.agent.docker.container_records import ContainerRecord, TooManyContainersError
 from mooring.agent.docker.create import SPEC_LABEL, Image, command_line, container_name, spec_hash
@@ -51,6 +52,8 @@ def create_or_adopt(
             reason = start_failure(refusal.message, command_line(assignment.spec, image))
             raise StartRefused(reason) from refusal
         container_id, status = _adopt(engine, assignment, name, control_plane_id)
+    if status == "created":
+        hostfile.write(engine, container_id, assignment)
     try:
         observer.remember(container_id, ContainerRecord.of(assignment, image.digest, control_plane_id))
     except (OSError, TooManyContainersError) as error:

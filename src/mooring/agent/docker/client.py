@@ -166,6 +166,11 @@ class Engine:
         with engine_call("read archive"):
             return self._request("GET", f"/containers/{container}/archive", params={"path": path}).content
 
+    def put_archive(self, container: str, archive: bytes) -> None:
+        """Extract a tar archive into the root of a container."""
+        with engine_call("write archive"):
+            self._request("PUT", f"/containers/{container}/archive", params={"path": "/"}, data=archive)
+
     def streams(self) -> EngineApi:
         """The calls to this engine that wait in an event loop."""
         environment = os.environ if self._environment is None else self._environment

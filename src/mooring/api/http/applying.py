@@ -29,7 +29,8 @@ from mooring_client.schemas.base import Json
 HEADER: Final = "Mooring-Applied"
 # Requests for one name that meet at its unique index: the loser finds, when it repeats, what the winner made.
 _TRIES: Final = 5
-_HIDDEN: Final = ("/env/", "/template/env/")
+# Values of env may be secrets, URLs of webhooks often are, and plans are printed in logs of CI.
+_HIDDEN: Final = ("/env/", "/template/env/", "/spec/env/", "/url")
 Row = TypeVar("Row")
 
 DryRunOption = Annotated[
@@ -112,7 +113,6 @@ def _plan(result: ApplyResult[Any]) -> Json:
 
 
 def _change(difference: JsonDifference, *, fixed: bool) -> Json:
-    # Values of env may be secrets, and plans are printed in logs of CI.
     hidden = difference.pointer.startswith(_HIDDEN)
     before, after = (
         None if hidden or value is ABSENT else to_json(value).decode()

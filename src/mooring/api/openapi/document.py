@@ -32,6 +32,8 @@ TAGS = [
     {"name": "keys", "description": "API keys and the caller's identity."},
     {"name": "secrets", "description": "Write-only values for environment variables."},
     {"name": "registries", "description": "Credentials for image registries."},
+    {"name": "templates", "description": "Named specs of instances with parameters."},
+    {"name": "webhooks", "description": "Where events are sent."},
     {"name": "audit", "description": "The signed log of all privileged actions."},
     {"name": "service", "description": "Health and metrics of the service."},
     {"name": "agent", "description": "The protocol of node agents; not for users."},
@@ -108,7 +110,8 @@ def _add_examples(document: Json) -> None:
             return {key: resolved(value) for key, value in part.items()}
         if isinstance(part, list):
             return [resolved(value) for value in part]
-        return resolved(examples[part[1:]][0]) if isinstance(part, str) and part[:1] == "$" else part
+        is_reference = isinstance(part, str) and part.startswith("$") and not part.startswith("${")
+        return resolved(examples[part[1:]][0]) if is_reference else part
 
     for name, schema in document["components"]["schemas"].items():
         if name in examples:

@@ -1,4 +1,6 @@
-"""PUT of all fields: of an instance by id, and of instances, groups, reservations and projects by name."""
+"""PUT of all fields: of an instance by id, and of instances, groups, reservations, projects and
+webhooks by name.
+"""
 
 from typing import Annotated
 
@@ -20,12 +22,14 @@ from mooring.api.routes import instance_groups as group_routes
 from mooring.api.routes import instances as instance_routes
 from mooring.api.routes import projects as project_routes
 from mooring.api.routes import reservations as reservation_routes
+from mooring.api.routes import webhooks as webhook_routes
 from mooring.auth.rate_limits import ActionClass
 from mooring.control.applying import ApplyOutcome, ApplyResult
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.instances import apply_groups, apply_instances, instance_groups
 from mooring.control.scheduling import apply_reservations, explain
 from mooring.control.tenants import apply_projects, projects
+from mooring.control.webhooks import apply_webhooks, webhooks
 from mooring.core.access import Access
 from mooring.db import tables
 from mooring_client.errors import (
@@ -35,18 +39,21 @@ from mooring_client.errors import (
     HostNetworkNotAllowed,
     InsufficientCapacity,
     InvalidTransition,
+    MailOff,
     MemberOfGroup,
     NameTaken,
     PriorityNotAllowed,
     ProjectRequired,
     RequiresReplacement,
     TooManyRows,
+    WebhookUrlNotAllowed,
 )
 from mooring_client.schemas.instance_groups import LONGEST_NAME, InstanceGroup, InstanceGroupApply
 from mooring_client.schemas.instances import Instance, InstanceApply
 from mooring_client.schemas.projects import Project, ProjectApply
 from mooring_client.schemas.reservations import Reservation, ReservationApply
 from mooring_client.schemas.text import DNS_LABEL, Name
+from mooring_client.schemas.webhooks import Webhook, WebhookApply
 
 router = APIRouter(prefix="/v1", route_class=StrictRoute)
 
@@ -236,6 +243,40 @@ async def apply_project(
 
     show = project_routes.answer_of
     return await applying.answer(context, access, "project", act, show, dry_run=dry_run)
+
+
+@router.put(
+    "/webhooks/by-name/{name}",
+    response_model=None,
+    responses={
+        **documented(Webhook),
+        **errors(MailOff, NameTaken, ProjectRequired, TooManyRows, WebhookUrlNotAllowed),
+    },
+    operation_id="apply_webhook",
+    tags=["webhooks"],
+)
+async def apply_webhook(
+    name: PathName,
+    body: WebhookApply,
+    context: Ctx,
+    access: CurrentAccess,
+    if_match: IfMatch,
+    dry_run: DryRunOption = False,
+) -> Response:
+    """Create or change the webhook of a name. Repeating the same request changes nothing.
+
+    The answer has no secret; `rotate_webhook_secret` shows a new one.
+    """
+    require_same_name(name, body.name)
+
+    def act(session: Session) -> ApplyResult[tables.Webhook]:
+        project = webhooks.project_of(session, access, body, context.identity.default_project_id)
+        encryptor, targets = context.encryptor, context.webhook_targets
+        return apply_webhooks.apply_by_name(
+            session, access, encryptor, targets, project, name, body, if_match
+        )
+
+    return await applying.answer(context, access, "webhook", act, webhook_routes.answer_of, dry_run=dry_run)
 
 
 def _project(context: Context, session: Session, access: Access, project_id: str | None) -> tables.Project:

@@ -14,7 +14,7 @@ from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Instance, InstanceGroup, Node, Project
 from mooring.scheduler.model import Gang
-from mooring.schemas.agent import GroupMembership, OverlayNetwork
+from mooring.schemas.agent import HOSTFILE, GroupMembership, OverlayNetwork
 from mooring_client.schemas.instance_groups import UsedNetwork
 from mooring_client.schemas.states import State
 
@@ -50,7 +50,12 @@ class Layout:
     group: InstanceGroup
     network: UsedNetwork
     swarm: str | None  # the swarm of the overlay network; None without one
-    master_address: str
+    hosts: tuple[str, ...]  # by rank: where each member is reached
+
+    @property
+    def processes(self) -> int:
+        """How many processes a launcher starts in each member: one for each GPU."""
+        return max(1, int((self.group.template.get("gpus") or {}).get("count", 0)))
 
 
 def layouts(session: Session, group_ids: Collection[str]) -> dict[str, Layout]:
@@ -113,9 +118,14 @@ def _layout(
         network = "overlay"
     elif spreads and host and group.network != "overlay":
         network = "host"
-    first = facts.get(node_ids.get(0, ""))
-    address = first.address if network == "host" and first else member_name(group.name, 0)
-    return Layout(group, network, swarms.pop() if network == "overlay" else None, address)
+    hosts = [member_name(group.name, rank) for rank in range(group.count)]
+    if network == "host":
+        # Names are of the group's own network.
+        hosts = [
+            facts[node_ids[rank]].address if node_ids.get(rank) in facts else name
+            for rank, name in enumerate(hosts)
+        ]
+    return Layout(group, network, swarms.pop() if network == "overlay" else None, tuple(hosts))
 
 
 def memberships(session: Session, rows: Sequence[Instance]) -> dict[str, GroupMembership]:
@@ -137,8 +147,10 @@ def _membership(layout: Layout, rank: int) -> GroupMembership:
         hostname=member_name(group.name, rank),
         network=layout.network,
         overlay_name=overlay_name(group.id) if layout.network == "overlay" else None,
+        hostfile="".join(f"{host} slots={layout.processes}\n" for host in layout.hosts),
         env={
-            "MASTER_ADDR": layout.master_address,
+            **_launcher_env(layout, rank),
+            "MASTER_ADDR": layout.hosts[0],
             "MASTER_PORT": str(group.master_port),
             "RANK": str(rank),
             "NODE_RANK": str(rank),
@@ -149,6 +161,30 @@ def _membership(layout: Layout, rank: int) -> GroupMembership:
             "MOORING_GROUP_SIZE": str(group.count),
         },
     )
+
+
+def _launcher_env(layout: Layout, rank: int) -> dict[str, str]:
+    """What launchers read besides the variables that torch itself reads. The user's `env` comes before them.
+
+    `PET_…` are the defaults of torchrun's options (`torch.distributed.argparse_util`). NNODES and
+    NPROC_PER_NODE are for options of other launchers. The hostfile is for MPI, in the variables of Open MPI 4
+    and 5; DeepSpeed reads /job/hostfile by itself.
+    """
+    nodes, processes = str(layout.group.count), str(layout.processes)
+    found = {
+        "NNODES": nodes,
+        "NPROC_PER_NODE": processes,
+        "PET_NNODES": nodes,
+        "PET_NPROC_PER_NODE": processes,
+        "PET_NODE_RANK": str(rank),
+        "PET_MASTER_ADDR": layout.hosts[0],
+        "PET_MASTER_PORT": str(layout.group.master_port),
+        "OMPI_MCA_orte_default_hostfile": HOSTFILE,
+        "PRTE_MCA_prte_default_hostfile": HOSTFILE,
+        "MOORING_GROUP_HOSTS": ",".join(layout.hosts),
+    }
+    users = layout.group.template.get("env") or {}
+    return {name: value for name, value in found.items() if name not in users}
 
 
 def overlays(session: Session) -> dict[str, list[OverlayNetwork]]:

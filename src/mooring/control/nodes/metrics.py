@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from sqlalchemy import case, func, select
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from sqlalchemy import case, func, select, text
 from sqlalchemy.orm import Session
 
 from mooring.control.nodes import nodes
-from mooring.db.tables import Allocation, Gpu, Instance, Node, Project
+from mooring.db.tables import Allocation, Gpu, Instance, Node, Project, WebhookDelivery, WebhookProgress
+from mooring.db.tables.webhooks import PENDING
 from mooring_client.schemas.base import Json
 
 # Field of a sample -> series of dcgm-exporter and its factor, so that existing dashboards work unchanged.
@@ -38,6 +39,18 @@ def families(session: Session) -> Iterator[Metric]:
     by_state = {str(state): count for state, count in nodes.count_by_state(session).items()}
     yield _counted("mooring_nodes", "Nodes by state.", "state", by_state)
     yield _counted("mooring_gpus", "GPUs by use.", "use", _gpus_by_use(session))
+    yield from _webhook_families(session)
+
+
+def _webhook_families(session: Session) -> Iterator[Metric]:
+    progress = session.scalars(select(WebhookProgress)).one()
+    text_ = "Deliveries of webhooks by outcome, and failed attempts."
+    counter = CounterMetricFamily("mooring_webhook_deliveries", text_, labels=["outcome"])
+    for outcome in ("delivered", "dropped", "failed", "retried"):
+        counter.add_metric([outcome], getattr(progress, outcome))
+    yield counter
+    pending = session.scalar(select(func.count()).select_from(WebhookDelivery).where(text(PENDING))) or 0
+    yield GaugeMetricFamily("mooring_webhook_pending", "Deliveries that are not finished.", pending)
 
 
 def _counted(name: str, text: str, label: str, counts: dict[str, int]) -> Metric:

@@ -164,6 +164,36 @@ def usage(session: Session, row: Project) -> Json:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class UsedQuota:
+    """A limit of a project and what counts against it, in the units of the API."""
+
+    used: float
+    limit: float
+
+
+def used(session: Session, stored: Mapping[str, JsonObject]) -> dict[str, dict[str, UsedQuota]]:
+    """What counts against each limit, by project and name of the quota.
+
+    Args:
+        stored: the quotas of projects, by project.
+    """
+    limits = {project_id: concurrent_limits(each) for project_id, each in stored.items()}
+    counted = _counted(session, {project_id: each for project_id, each in limits.items() if each})
+    hours = _gpu_hours(session, [key for key, each in stored.items() if _limits_hours(each)], now())
+    found: dict[str, dict[str, UsedQuota]] = {project_id: {} for project_id in stored}
+    for project_id, quota in counted.items():
+        for name, limit in quota.limits.items():
+            factor = 1000 if name in {GPUS, CPUS} or name.startswith(OF_MODEL) else 1
+            total = quota.placed.get(name, 0) + quota.waiting.get(name, 0)
+            found[project_id][name] = UsedQuota(total / factor, limit / factor)
+    for project_id, each in hours.items():
+        for name, used_hours in ((PER_DAY, each.today), (PER_MONTH, each.this_month)):
+            if (most := stored[project_id].get(name)) is not None:
+                found[project_id][name] = UsedQuota(used_hours, most)
+    return found
+
+
 def _gpu_count(milli: int) -> float:
     """In GPUs; whole GPUs as an integer, as earlier releases return them."""
     return milli // 1000 if milli % 1000 == 0 else milli / 1000

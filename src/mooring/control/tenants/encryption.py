@@ -16,7 +16,7 @@ from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from sqlalchemy import select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from mooring.db.tables import Base, ControlPlane, IdempotencyKey, Registry, Secret
+from mooring.db.tables import Base, ControlPlane, IdempotencyKey, Registry, Secret, Webhook
 
 KEY_FILE = "encryption.key"
 _CHECK = b"mooring"
@@ -118,6 +118,9 @@ def _encrypted_values(session: Session, row: ControlPlane) -> Iterator[_Encrypte
         yield secret, Secret.sealed_value
     for registry in session.scalars(select(Registry).with_for_update()):
         yield registry, Registry.sealed_password
+    for webhook in session.scalars(select(Webhook).with_for_update()):
+        yield webhook, Webhook.sealed_secret
+        yield webhook, Webhook.sealed_former_secret
     stored = select(IdempotencyKey).where(IdempotencyKey.sealed, IdempotencyKey.body.is_not(None))
     for answer in session.scalars(stored.with_for_update()):
         yield answer, IdempotencyKey.body

@@ -1,4 +1,6 @@
-"""Access to rows that a project owns and that are deleted outright: secrets and registries."""
+"""Access to rows that a project owns and that are deleted outright: secrets, registries and
+webhooks. A webhook without a project is an admin's.
+"""
 
 from typing import TypeVar
 
@@ -6,10 +8,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mooring.core.access import Access
-from mooring.db.tables import Registry, Secret
+from mooring.db.tables import Registry, Secret, Webhook
 from mooring_client.errors import NotFound
 
-Owned = TypeVar("Owned", Secret, Registry)
+Owned = TypeVar("Owned", Secret, Registry, Webhook)
 
 
 def get(session: Session, access: Access, kind: type[Owned], row_id: str) -> Owned:

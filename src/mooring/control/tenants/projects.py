@@ -15,7 +15,18 @@ from mooring.core import ids
 from mooring.core.access import Access, Permission, lacking
 from mooring.db.session import notify
 from mooring.db.signals import Topic
-from mooring.db.tables import ApiKey, Instance, Member, Project, Registry, Secret, SshKey, User
+from mooring.db.tables import (
+    ApiKey,
+    Instance,
+    Member,
+    Project,
+    Registry,
+    Secret,
+    SshKey,
+    Template,
+    User,
+    Webhook,
+)
 from mooring.db.types import JsonObject, new_id, now
 from mooring_client.errors import DefaultProject, NameTaken, NotFound, ProjectInUse
 from mooring_client.schemas.projects import Role
@@ -173,7 +184,8 @@ def described(row: Project) -> dict[str, Any]:
 def delete(
     session: Session, access: Access, project_id: str, default_project: str, if_match: int | None
 ) -> None:
-    """Delete a project with its keys, SSH keys, members, secrets, registries and reservations.
+    """Delete a project with its keys, SSH keys, members, secrets, registries, webhooks and
+    reservations.
 
     Its audit log and the record of its GPU usage are kept.
 
@@ -189,7 +201,8 @@ def delete(
     if session.scalar(remaining.limit(1)):
         raise ProjectInUse("this project has instances, ended ones included; delete them first")
     api_keys.revoke_all(session, ApiKey.project_id == project_id)
-    for table in (Member, Secret, Registry, SshKey):
+    locks.webhooks(session)
+    for table in (Member, Secret, Registry, SshKey, Template, Webhook):
         session.execute(sql_delete(table).where(table.project_id == project_id))
     reservations.delete_all(session, project_id)
     row.deleted_at = now()

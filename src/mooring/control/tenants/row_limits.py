@@ -6,15 +6,17 @@ from typing import Final
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from mooring.db.tables import ApiKey, Member, Registry, Secret
+from mooring.db.tables import ApiKey, Member, Registry, Secret, Template, Webhook
 from mooring_client.errors import TooManyRows
 
-Kind = type[ApiKey] | type[Member] | type[Registry] | type[Secret]
+Kind = type[ApiKey] | type[Member] | type[Registry] | type[Secret] | type[Template] | type[Webhook]
 LIMITS: Final[Mapping[Kind, tuple[int, str]]] = {
     ApiKey: (1000, "API keys"),
     Member: (1000, "members"),
     Registry: (100, "registries"),
     Secret: (1000, "secrets"),
+    Template: (200, "templates"),
+    Webhook: (20, "webhooks"),
 }
 
 

@@ -11,7 +11,18 @@ from mooring.db.tables.history import (
     IdempotencyUsage,
 )
 from mooring.db.tables.machines import Gpu, GpuCondition, GpuIncident, JoinToken, Node, Stream
-from mooring.db.tables.tenants import ApiKey, Member, PortLink, Project, Registry, Secret, SshKey, User
+from mooring.db.tables.tenants import (
+    ApiKey,
+    Member,
+    PortLink,
+    Project,
+    Registry,
+    Secret,
+    SshKey,
+    Template,
+    User,
+)
+from mooring.db.tables.webhooks import Webhook, WebhookDelivery, WebhookProgress
 from mooring.db.tables.work import (
     Allocation,
     DockerContainer,
@@ -28,5 +39,6 @@ __all__ = [
     "Event", "Gpu",
     "GpuCondition", "GpuIncident", "IdempotencyKey", "IdempotencyUsage", "Instance", "InstanceGroup",
     "InstanceRecord", "JoinToken", "Member", "Node", "PortLink", "Project", "ProjectStorage",
-    "ProjectUsage", "Registry", "Reservation", "Secret", "SshKey", "Stream", "User",
+    "ProjectUsage", "Registry", "Reservation", "Secret", "SshKey", "Stream", "Template", "User",
+    "Webhook", "WebhookDelivery", "WebhookProgress",
 ]  # fmt: skip

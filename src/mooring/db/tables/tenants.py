@@ -44,6 +44,8 @@ class Project(Base):
     local_images: Mapped[bool] = mapped_column(default=False)
     require_disk_limits: Mapped[bool] = mapped_column(default=False)
     public_ports: Mapped[bool] = mapped_column(default=False, server_default=false())
+    # The names of the quotas that an event has announced as nearly used; null: none.
+    quotas_announced: Mapped[list[Any] | None]
     # Counts changes of its pending instances that have no event.
     pending_changes: Mapped[int] = mapped_column(default=0, server_default="0")
     version: Mapped[int]
@@ -149,6 +151,37 @@ class Secret(Base):
     name: Mapped[str]
     sealed_value: Mapped[bytes] = mapped_column(LargeBinary)
     created_at: Mapped[datetime]
+
+
+class Template(Base):
+    """A named spec of instances with parameters.
+
+    Attributes:
+        project_id: null: all projects see it.
+        shipped: the name under which it came with Mooring; null: a user has created it.
+        deleted_at: only of those that came with Mooring; others are deleted outright.
+    """
+
+    __tablename__ = "templates"
+    __table_args__ = (
+        partial_index(
+            "uq_templates_project_id_name", "project_id", "name", where=f"{LIVE} AND project_id IS NOT NULL",
+            unique=True,
+        ),
+        partial_index("uq_templates_name", "name", where=f"{LIVE} AND project_id IS NULL", unique=True),
+        Index("uq_templates_shipped", "shipped", unique=True),
+    )  # fmt: skip
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str | None] = mapped_column(ForeignKey("projects.id"))
+    name: Mapped[str]
+    description: Mapped[str]
+    parameters: Mapped[JsonObject]
+    spec: Mapped[JsonObject]
+    shipped: Mapped[str | None]
+    version: Mapped[int]
+    created_at: Mapped[datetime]
+    deleted_at: Mapped[datetime | None]
 
 
 class Registry(Base):

@@ -86,6 +86,8 @@ class Instance(Base):
     started_at: Mapped[datetime | None]
     stopped_at: Mapped[datetime | None]
     expires_at: Mapped[datetime | None]
+    # The `expires_at` that an event has announced.
+    expiry_announced: Mapped[datetime | None]
     deleted_at: Mapped[datetime | None]
 
     @hybrid_property
