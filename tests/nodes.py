@@ -58,7 +58,7 @@ class WireNode:
         self.facts = NodeFacts(
             hostname=name, address="127.0.0.1", cpus=64, memory_mib=524_288, labels={"zone": "a"},
             agent_version="0.1.0", docker_version="20.10.24", grants=True, asks_for_secrets=True,
-            asks_for_streams=True,
+            asks_for_streams=True, mounts_volumes=True,
         )  # fmt: skip
         self.gpus = [
             GpuFacts(

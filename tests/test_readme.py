@@ -42,7 +42,7 @@ def session(page: Path) -> tuple[list[str], str]:
     "page",
     [
         "README.md", "docs/tenancy.md", "docs/scheduling.md", "docs/access.md", "docs/cli.md", "docs/sdk.md",
-        "docs/templates.md", "docs/webhooks.md", "docs/skypilot.md",
+        "docs/templates.md", "docs/webhooks.md", "docs/volumes.md", "docs/skypilot.md",
     ],
 )  # fmt: skip
 def test_a_session_prints_what_its_page_shows(page: str, workspace: Workspace, tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from mooring_client.schemas.spec import GpuRequest, Port, SecretReference
+from mooring_client.schemas.spec import GpuRequest, Port, SecretReference, VolumeMount
 
 Gpus = int | GpuRequest | Mapping[str, Any]
 Env = Mapping[str, str | SecretReference | Mapping[str, str]]
 Ports = Sequence[int | Port | Mapping[str, Any]]
+Volumes = Sequence[VolumeMount | Mapping[str, Any]]
 
 
 class TemplateFields(TypedDict, total=False):
@@ -30,6 +31,7 @@ class TemplateFields(TypedDict, total=False):
     shm_mib: int | None
     disk_mib: int | None
     ports: Ports
+    volumes: Volumes
     labels: Mapping[str, str]
     max_duration_s: int | None
     restart: Literal["never", "on_failure", "always"]

@@ -20,6 +20,8 @@ BOUNDED = {
     "gpu_conditions": "one for each kind of a GPU", "gpu_incidents": "gpu_health.delete_expired",
     "members": "row_limits", "registries": "row_limits", "secrets": "row_limits",
     "idempotency_usage": "one for each caller with stored answers", "project_storage": "one for each project",
+    "instance_volumes": "16 for each instance, and deleted with it",
+    "node_volumes": "one for each volume and node, until the node has removed it",
     # Kept by design.
     "allocations": "the ledger", "instance_records": "the ledger",
     "audit_log": "the audit log", "audit_links": "the audit log", "audit_heads": "one a minute",

@@ -7,7 +7,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mooring.control.nodes.nodes import state_of_row
-from mooring.db.tables import Allocation, Instance, Node
+from mooring.core.instance.state import HOLDS_GPUS
+from mooring.db.tables import Allocation, Instance, InstanceVolume, Node, Volume
 from mooring_client.schemas.nodes import NodeState
 from mooring_client.schemas.states import DesiredState, State
 from tests.invariants.containers import Container
@@ -36,6 +37,7 @@ def violations(
     for row in rows.values():
         own = [one for one in found[row.id] if one.name not in foreign]
         yield from _instance(row, own, allocated[row.id], nodes)
+    yield from _away_from_their_data(session)
     for container in containers:
         if container.instance not in rows and container.name not in foreign:
             yield f"I11: left over on {container.node}: {container.name}"
@@ -46,6 +48,15 @@ def unready_nodes(session: Session) -> Iterator[str]:
     for row in session.scalars(select(Node).where(Node.deleted_at.is_(None))):
         if (state := state_of_row(row)) is not NodeState.READY:
             yield f"I12: node {row.name} is {state}: {row.problem}"
+
+
+def _away_from_their_data(session: Session) -> Iterator[str]:
+    mounts = select(Instance.name, Volume.name, Volume.node_id, Instance.node_id)
+    mounts = mounts.join(InstanceVolume, InstanceVolume.instance_id == Instance.id)
+    mounts = mounts.join(Volume, Volume.id == InstanceVolume.volume_id)
+    placed = Volume.driver == "local", Instance.state.in_(HOLDS_GPUS), Instance.node_id != Volume.node_id
+    for instance, volume, data_on, runs_on in session.execute(mounts.where(*placed)):
+        yield f"I11: {instance} is on {runs_on}, and its volume {volume} on {data_on}"
 
 
 def _instance(

@@ -26,7 +26,7 @@ from mooring.agent.streams.loop import StreamLoop, Work
 from mooring.agent.sync.agent import Agent
 from mooring.agent.sync.client import ControlPlaneClient, RequestRejected, Unreachable
 from mooring.agent.sync.identity import NodeIdentity, StateDirectory
-from mooring.schemas.agent import Assignment, OverlayNetwork
+from mooring.schemas.agent import Assignment, OverlayNetwork, ReportedVolume
 from mooring.schemas.agent_streams import AttachRequest, DialRequest, ExecRequest, LogsRequest
 from mooring_client.schemas.nodes import Orphan
 from tests.invariants.containers import Container
@@ -128,6 +128,14 @@ class Engine:
 
     def keep_overlays(self, wanted: Sequence[OverlayNetwork]) -> None:
         self._runtime.keep_overlays(wanted)
+
+    def volumes(self) -> Sequence[ReportedVolume]:
+        return self._runtime.volumes()
+
+    def remove_volumes(self, volume_ids: Sequence[str]) -> None:
+        self._reach()
+        self._runtime.remove_volumes(volume_ids)
+        self._after()
 
     async def logs(self, container_id: str, request: LogsRequest) -> ContainerStream:
         return await self._runtime.logs(container_id, request)

@@ -82,6 +82,8 @@ class User:
         }
         if random.random() < 0.15:
             fields["max_duration_s"] = random.choice([60, 90])
+        if random.random() < 0.25:
+            fields["volumes"] = [{"volume": f"data-{random.randrange(3)}", "path": "/data"}]
         if random.random() < 0.5:
             fields["project_id"] = self._world.limited_project
         return InstanceCreate.model_validate(

@@ -20,13 +20,15 @@ from mooring.control.audit import audit_log, verification
 from mooring.control.audit.signing_keys import AuditKeys
 from mooring.control.nodes import joins, nodes
 from mooring.control.tenants import projects
+from mooring.control.volumes import volumes
 from mooring.core.access import Access, Caller, Permission
 from mooring.db import restored_events, timekeeping
 from mooring.db.session import Database
 from mooring.db.signals import AnyTopic, Signals
-from mooring.db.tables import Event, Instance
+from mooring.db.tables import Event, Instance, Project
 from mooring.db.tables import Node as NodeRow
 from mooring_client.schemas.states import State
+from mooring_client.schemas.volumes import VolumeFields
 from tests.invariants import acknowledged, containers, events, ledger, settled
 from tests.invariants.acknowledged import Acknowledged
 from tests.invariants.containers import Container
@@ -42,6 +44,14 @@ _CHECK_EVERY_S: Final = 1.0
 _QUOTA_GPUS: Final = 5
 _SETUP = Access(Caller("sys_simulation", "system", "simulation", everywhere=frozenset({Permission.ADMIN})),
                 Permission.ADMIN, "simulation.setup")  # fmt: skip
+
+
+def _make_volumes(session: Session, limited: Project) -> None:
+    """Volumes of the same names in both projects, for some of the users' instances."""
+    default = session.scalars(select(Project).where(Project.id != limited.id)).one()
+    for project in (default, limited):
+        for name, driver in (("data-0", "local"), ("data-1", "local"), ("data-2", "cache")):
+            volumes.create(session, _SETUP, project, name, VolumeFields.model_validate({"driver": driver}))
 
 
 class World:
@@ -138,6 +148,7 @@ class World:
             limited = projects.create(session, _SETUP, "limited", {})
             limited.quotas = {"gpus": _QUOTA_GPUS}
             self.limited_project = limited.id
+            _make_volumes(session, limited)
             for node in self.nodes:
                 node.folder.mkdir()
                 _token, node.token = joins.create_join_token(session, _SETUP, 86_400, node.name)

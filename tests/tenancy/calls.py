@@ -285,6 +285,11 @@ def _template(setup: Setup, json: Any = None) -> Call:
     return Call({"template_id": made["id"]}, json=json)
 
 
+def _volume(setup: Setup, json: Any = None) -> Call:
+    made = post(setup.a.member, "/v1/volumes", name=_unique("data"))
+    return Call({"volume_id": made["id"]}, json=json)
+
+
 def _server() -> str:
     return f"registry-{next(_number)}.example"
 
@@ -442,6 +447,13 @@ CALLS: Mapping[str, Make] = {
     "apply_template": _applied_template,
     "delete_template": lambda setup, _: _template(setup),
     "list_secrets": _empty_call,
+    "list_volumes": _empty_call,
+    "get_volume": lambda setup, _: _volume(setup),
+    "create_volume": lambda setup, _: Call(json={"name": _unique("data"), "project_id": setup.a.id}),
+    "put_volume": lambda setup, _: _volume(setup, {"labels": {"a": "b"}}),
+    "apply_volume": lambda setup, _: Call({"name": _unique("data")}, json={"project_id": setup.a.id}),
+    "update_volume": lambda setup, _: _volume(setup, {"labels": {"a": "b"}}),
+    "delete_volume": lambda setup, _: _volume(setup),
     "get_secret": lambda setup, _: _secret(setup),
     "create_secret": _new_secret,
     "replace_secret": lambda setup, _: _secret(setup, {"value": "another"}),

@@ -51,6 +51,13 @@ _TABLE = {
     "apply_reservation":    "401    401   401     401     403      403     403    403    403   201   401",
     "update_reservation":   "401    401   401     401     403      403     403    403    403   200   401",
     "delete_reservation":   "401    401   401     401     403      403     403    403    403   204   401",
+    "list_volumes":         "401    401   401     401     200      200     200    200    200   200   401",
+    "get_volume":           "401    401   401     401     404      404     200    200    200   200   401",
+    "create_volume":        "401    401   401     401     404      404     403    201    201   201   401",
+    "put_volume":           "401    401   401     401     404      404     403    200    200   200   401",
+    "apply_volume":         "401    401   401     401     404      404     403    201    201   201   401",
+    "update_volume":        "401    401   401     401     404      404     403    200    200   200   401",
+    "delete_volume":        "401    401   401     401     404      404     403    202    202   202   401",
     "get_queue":            "401    401   401     401     200      200     200    200    200   200   401",
     "get_fragmentation":    "401    401   401     401     200      200     200    200    200   200   401",
     #                        no key wrong expired revoked b member b owner viewer member owner admin node

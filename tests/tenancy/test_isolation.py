@@ -366,3 +366,23 @@ def test_an_owner_finds_users_only_by_their_full_email(setup: Setup) -> None:
     found = setup.b.owner.items("/v1/users", email="viewer@alpha.example")
     assert [user["id"] for user in found] == [setup.a.people[Role.VIEWER].id]
     assert setup.b.owner.items("/v1/users", email="viewer@alpha") == []
+
+
+def test_volumes_are_not_shared_between_projects(setup: Setup) -> None:
+    made = post(setup.a.member, "/v1/volumes", name="only-of-a")
+    for name in (made["id"], "only-of-a"):
+        body = {"image": IMAGE, "node_selector": NOWHERE, "volumes": [{"volume": name, "path": "/data"}]}
+        found = problem(setup.b.owner.post("/v1/instances", json=body), 422, "unknown_volume")
+        unknown = body["volumes"] = [{"volume": "nothing", "path": "/data"}]
+        missing = problem(setup.b.owner.post("/v1/instances", json=body), 422, "unknown_volume")
+        assert found["detail"].replace(name, "nothing") == missing["detail"], unknown
+    answers = [
+        setup.b.owner.get(f"/v1/volumes/{volume_id}")
+        for volume_id in (made["id"], f"{made['id'][:-6]}000000")
+    ]
+    _require_same_as_unknown(answers[0], answers[1], made["id"], f"{made['id'][:-6]}000000")
+    assert made["id"] not in {each["id"] for each in setup.b.owner.items("/v1/volumes", limit=200)}
+    own = post(setup.b.member, "/v1/volumes", name="only-of-a")
+    assert own["id"] != made["id"]
+    body = {"project_id": setup.a.id, "name": "x", "driver": "local"}
+    problem(setup.b.owner.post("/v1/volumes", json=body), 404)

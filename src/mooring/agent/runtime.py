@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from mooring.agent.decide.device_claims import Share
 from mooring.core.disk import DiskFacts
 from mooring.core.node import SwarmFacts
-from mooring.schemas.agent import Assignment, Endpoint, OverlayNetwork
+from mooring.schemas.agent import Assignment, Endpoint, OverlayNetwork, ReportedVolume
 from mooring.schemas.agent_streams import (
     AttachRequest,
     DialRequest,
@@ -213,6 +213,16 @@ class Runtime(Protocol):
         """Create these networks of the swarm, and remove others of this control plane that are not in use.
 
         Only for managers of the swarm, according to `facts`.
+        """
+
+    def volumes(self) -> Sequence[ReportedVolume] | None:
+        """Return the volumes of this control plane; None: not known yet. Does not wait for the engine."""
+
+    def remove_volumes(self, volume_ids: Sequence[str]) -> None:
+        """Remove those of these volumes that the node has, with their files.
+
+        Raises:
+            RuntimeUnavailable: also if a container still has one of them.
         """
 
     async def logs(self, container_id: str, request: LogsRequest) -> ContainerStream:

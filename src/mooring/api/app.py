@@ -37,6 +37,7 @@ from mooring.api.routes import (
     streams,
     templates,
     users,
+    volumes,
     webhooks,
 )
 
@@ -66,9 +67,9 @@ def _operations() -> tuple[BaseRoute, ...]:
     router = APIRouter()
     router.include_router(agent.frequent)
     for module in (
-        instances, instance_groups, reservations, applying, queue, logs, commands, streams, port_links, nodes,
-        gpus, events, projects, users, api_keys, me, docker_context, ssh_keys, secrets, registries, templates,
-        webhooks, audit, service, agent, docs, compat_prime,
+        instances, instance_groups, reservations, volumes, applying, queue, logs, commands, streams,
+        port_links, nodes, gpus, events, projects, users, api_keys, me, docker_context, ssh_keys, secrets,
+        registries, templates, webhooks, audit, service, agent, docs, compat_prime,
     ):  # fmt: skip
         router.include_router(module.router)
     return tuple(router.routes)

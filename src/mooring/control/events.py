@@ -42,6 +42,7 @@ class EventKind(StrEnum):
     REPLACEMENT_RESUMED = "nodes.replacement_resumed"
     GPU_HEALTH_CHANGED = "gpu.health_changed"
     GPU_CLAIMED = "gpu.claimed"
+    VOLUME_CHANGED = "volume.changed"
 
 
 def append(
@@ -108,6 +109,25 @@ def instance_moved(
     }
     append(session, EventKind.INSTANCE_STATE_CHANGED, data, project_id=row.project_id, instance_id=row.id)
     notify(session, Topic.instance(row.id))
+
+
+class AVolume(Protocol):
+    """A volume."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def project_id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def node_id(self) -> str | None: ...
+
+
+def volume_changed(session: Session, row: AVolume, change: str) -> None:
+    """Append an event. Args: change: created, changed, placed, deleting or deleted."""
+    data = {"volume_id": row.id, "name": row.name, "change": change, "node_id": row.node_id}
+    append(session, EventKind.VOLUME_CHANGED, data, project_id=row.project_id)
 
 
 # An insert without the ORM: it reads no row back and takes a third of the time.

@@ -40,6 +40,7 @@ from mooring.db.tables import (
     SshKey,
     Template,
     User,
+    Volume,
     Webhook,
     WebhookDelivery,
 )
@@ -302,7 +303,7 @@ class _Groups(Sweep):
 
 _PROJECT_TABLES = (
     Allocation, InstanceRecord, InstanceGroup, Reservation, ApiKey, Member, Secret, Registry, Template,
-    Webhook, Instance,
+    Webhook, Instance, Volume,
 )  # fmt: skip
 
 

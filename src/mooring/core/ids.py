@@ -23,5 +23,6 @@ PORT_LINK: Final = "lnk"
 TEMPLATE: Final = "tpl"
 WEBHOOK: Final = "whk"
 DELIVERY: Final = "dlv"
+VOLUME: Final = "vol"
 
 PATTERN: Final = r"^[a-z]{3}_[0-9a-hjkmnp-tv-z]{26}$"

@@ -50,6 +50,7 @@ class NodeFacts(BaseModel):
         bool,
         Field(description="its agent stops instances with `on_node_loss: replace` if it has no contact"),
     ] = False
+    mounts_volumes: Annotated[bool, Field(description="its agent supports volumes")] = False
     simulated_containers: bool = False
     simulated_gpus: bool = False
     overrides: Annotated[

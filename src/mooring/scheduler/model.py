@@ -128,6 +128,7 @@ class NodeView:
     disk_mib_free: int = 0
     disk_enforced: bool = False  # its engine enforces the disk limits of containers
     disk_pressure: bool = False  # its filesystem is nearly full, whatever filled it
+    mounts_volumes: bool = False  # its agent supports volumes
 
     @property
     def gpu_count(self) -> int:
@@ -191,6 +192,23 @@ class Gang:
 
 
 @dataclass(frozen=True, slots=True)
+class VolumeNeeds:
+    """What the volumes that a request mounts require of its node, besides an agent that supports volumes."""
+
+    node_ids: frozenset[str] = frozenset()  # of its local volumes; none or one can have all of them
+    selector: tuple[tuple[str, str], ...] = ()  # labels, of local volumes that have no node yet
+    where: str = ""  # for people: "volume data is on gpu-7"; empty: nowhere yet
+
+    def permit(self, node: "NodeView") -> bool:
+        """Whether the node can have all the volumes."""
+        return (
+            node.mounts_volumes
+            and self.node_ids <= {node.id}
+            and all(node.labels.get(key) == value for key, value in self.selector)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A pending instance. Null CPUs or memory stand for defaults (see `needs`)."""
 
@@ -215,6 +233,7 @@ class Request:
     project_selector: Mapping[str, str] = field(default_factory=dict)  # set by an admin for the project
     disk_mib: int | None = None  # null: the default of the node (see `disk`)
     disk_limits: bool = False  # its project requires a node that enforces disk limits
+    volume_needs: VolumeNeeds | None = None  # null: it mounts no volume
     stands_for: int = 1  # how many instances: more than 1 if the members of a gang are tried as one request
 
     @property

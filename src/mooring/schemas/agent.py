@@ -138,6 +138,14 @@ class Incident(Peer):
     instance_id: Annotated[Text | None, Field(description="the instance that the incident concerns")] = None
 
 
+class ReportedVolume(Peer):
+    """A volume of this control plane that the node has."""
+
+    volume_id: Text
+    used_mib: Annotated[Count | None, Field(description="null: not measured")] = None
+    size_enforced: Annotated[bool, Field(description="writes beyond its size fail")] = False
+
+
 class SyncRequest(Peer):
     """The complete state of a node. Null means unknown, not empty."""
 
@@ -174,6 +182,10 @@ class SyncRequest(Peer):
         list[Incident],
         Field(max_length=1000, description="incidents that leave the GPU in use, such as application faults"),
     ] = []
+    volumes: Annotated[
+        list[ReportedVolume] | None,
+        Field(max_length=LONGEST_LIST, description="null: an earlier release, or not read yet"),
+    ] = None
 
 
 class Heartbeat(Peer):
@@ -248,6 +260,21 @@ class OverlayNetwork(Peer):
     encrypted: bool
 
 
+class AssignedVolume(Peer):
+    """A volume that an instance mounts. The node creates it if it has none of this ID."""
+
+    volume_id: Text
+    project_id: Text
+    driver: Literal["local", "nfs", "cache"]
+    size_mib: int | None = None
+    path: Annotated[Text, Field(description="in the container")]
+    read_only: bool = False
+    server: Annotated[Text | None, Field(description="of nfs")] = None
+    exported_path: Annotated[Text | None, Field(description="of nfs")] = None
+    version: Annotated[Text | None, Field(description="of nfs; null: 4")] = None
+    hard: Annotated[bool, Field(description="of nfs: wait for ever for the server")] = False
+
+
 class KnownAssignment(Peer):
     """An attempt that should exist on the node, without the spec, which the agent already has."""
 
@@ -264,6 +291,7 @@ class KnownAssignment(Peer):
     grants: list[GpuGrant] = []
     isolation: Literal["exclusive", "mig", "mps", "shared"] | None = None
     group: GroupMembership | None = None
+    volumes: list[AssignedVolume] = []
     cpus: float
     memory_mib: int
     disk_mib: Annotated[int | None, Field(ge=1, description="null: no limit (earlier release)")] = None
@@ -354,4 +382,7 @@ class SyncAnswer(Peer):
     overlays: Annotated[
         list[OverlayNetwork],
         Field(description="for swarm managers: all networks of this control plane that should exist"),
+    ] = []
+    volume_removals: Annotated[
+        list[Text], Field(description="IDs of deleted volumes, which the node removes if it has them")
     ] = []

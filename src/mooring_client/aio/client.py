@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mooring_client.aio.resources.ssh_keys import AsyncSshKeys
     from mooring_client.aio.resources.templates import AsyncTemplates
     from mooring_client.aio.resources.users import AsyncUsers
+    from mooring_client.aio.resources.volumes import AsyncVolumes
     from mooring_client.aio.resources.webhooks import AsyncWebhooks
 
 DEFAULT_TIMEOUT_S: Final = 30.0
@@ -191,6 +192,12 @@ class AsyncMooring:
         from mooring_client.aio.resources.users import AsyncUsers
 
         return AsyncUsers(self._transport)
+
+    @cached_property
+    def volumes(self) -> "AsyncVolumes":
+        from mooring_client.aio.resources.volumes import AsyncVolumes
+
+        return AsyncVolumes(self._transport)
 
     @cached_property
     def webhooks(self) -> "AsyncWebhooks":

@@ -74,6 +74,7 @@ COMMANDS: Final = (
             "login": Entry(f"{_CLI}.account:login", "Save the URL and API key of a server as a context."),
             "whoami": Entry(f"{_CLI}.account:whoami", "Show who your API key is."),
             "templates": Entry(f"{_CLI}.templates:app", "List templates, and show what they run."),
+            "volumes": Entry(f"{_CLI}.volumes:app", "Manage the volumes of your project."),
             "secrets": Entry(f"{_CLI}.secrets:app", "Manage the secrets of your project."),
             "webhooks": Entry(f"{_CLI}.webhooks:app", "Send events to other services."),
             "projects": Entry(f"{_CLI}.projects:app", "List and manage projects."),

@@ -49,6 +49,7 @@ def set_quota(
     cpus: Annotated[str | None, typer.Option(help="number of CPUs, or none")] = None,
     memory: Annotated[str | None, typer.Option(help="such as 512g, or none")] = None,
     disk: Annotated[str | None, typer.Option(help="such as 2t, or none")] = None,
+    volumes: Annotated[str | None, typer.Option(help="sizes of all volumes, such as 5t, or none")] = None,
     gpu_hours_per_day: Annotated[str | None, typer.Option(help="per UTC day, or none")] = None,
     gpu_hours_per_month: Annotated[str | None, typer.Option(help="per UTC month, or none")] = None,
     output: FormatOption = Format.TABLE,
@@ -65,6 +66,7 @@ def set_quota(
         cpus=limit(cpus, float, "--cpus"),
         memory_mib=limit(memory, values.mib, "--memory"),
         disk_mib=limit(disk, values.mib, "--disk"),
+        volumes_mib=limit(volumes, values.mib, "--volumes"),
         gpu_hours_per_day=limit(gpu_hours_per_day, float, "--gpu-hours-per-day"),
         gpu_hours_per_month=limit(gpu_hours_per_month, float, "--gpu-hours-per-month"),
     )
@@ -97,6 +99,8 @@ def rows(project: Any) -> Iterator[tuple[str, str, str]]:
     yield _row("CPUs", usage["cpus"], quotas["cpus"])
     yield _row("memory", usage["memory_mib"], quotas["memory_mib"], size)
     yield _row("disk", usage["disk_mib"], quotas["disk_mib"], size)
+    # A server of an earlier release has no volumes.
+    yield _row("volumes", usage.get("volumes_mib", 0), quotas.get("volumes_mib"), size)
     yield _row("GPU-hours today", usage["gpu_hours_today"], quotas["gpu_hours_per_day"])
     yield _row("GPU-hours this month", usage["gpu_hours_this_month"], quotas["gpu_hours_per_month"])
 

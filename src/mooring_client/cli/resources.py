@@ -41,6 +41,7 @@ NODE: Final = Kind("node", "nod", "/v1/nodes", "mooring nodes ls")
 PROJECT: Final = Kind("project", "prj", "/v1/projects", "mooring projects ls")
 SECRET: Final = Kind("secret", "sec", "/v1/secrets", "mooring secrets ls")
 WEBHOOK: Final = Kind("webhook", "whk", "/v1/webhooks", "mooring webhooks ls")
+VOLUME: Final = Kind("volume", "vol", "/v1/volumes", "mooring volumes ls")
 
 ProjectArgument = Annotated[
     str, typer.Argument(help="name or ID", metavar="PROJECT", autocompletion=names_of(PROJECT.path))

@@ -54,6 +54,10 @@ def run(
     port: Annotated[
         list[int] | None, typer.Option("--port", "-P", help="a port to publish on the node")
     ] = None,
+    volume: Annotated[
+        list[str] | None,
+        typer.Option("--volume", "-v", help="NAME:/path, or NAME:/path:ro: a volume of your project"),
+    ] = None,
     label: Annotated[list[str] | None, typer.Option("--label", "-l", help="key=value")] = None,
     node_selector: Annotated[list[str] | None, typer.Option(help="key=value that the node must have")] = None,
     workdir: Annotated[str | None, typer.Option("--workdir", "-w")] = None,
@@ -88,6 +92,7 @@ def run(
         "disk_mib": disk and values.mib(disk),
         "env": values.environment(env or (), env_file or (), secret or ()) or None,
         "ports": [{"container": each} for each in port or ()] or None,
+        "volumes": values.mounts(volume or ()) or None,
         "labels": values.pairs(label or (), "--label") or None,
         "node_selector": values.pairs(node_selector or (), "--node-selector") or None,
         "working_dir": workdir,

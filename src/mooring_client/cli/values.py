@@ -1,4 +1,4 @@
-"""Values of options: sizes, durations, key=value pairs and GPUs."""
+"""Values of options: sizes, durations, key=value pairs, mounts and variables."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -66,6 +66,21 @@ def pairs(texts: Iterable[str], option: str) -> dict[str, str]:
         if not key or not equals:
             raise typer.BadParameter(f"{text!r} is not key=value", param_hint=option)
         found[key] = value
+    return found
+
+
+def mounts(texts: Iterable[str]) -> list[dict[str, Any]]:
+    """The `volumes` of a spec from `-v NAME:/path[:ro]`, as with docker."""
+    found = []
+    for text in texts:
+        name, _, rest = text.partition(":")
+        path, _, mode = rest.partition(":")
+        if not name or not path or mode not in {"", "ro", "rw"}:
+            raise typer.BadParameter(f"{text!r} is not NAME:/path or NAME:/path:ro", param_hint="--volume")
+        if name.startswith(("/", ".", "~")):
+            message = f"{name!r} is a path; name a volume: `mooring volumes ls` lists them"
+            raise typer.BadParameter(message, param_hint="--volume")
+        found.append({"volume": name, "path": path, **({"read_only": True} if mode == "ro" else {})})
     return found
 
 

@@ -14,6 +14,7 @@ from mooring_client.schemas.pointers import escaped
 from mooring_client.schemas.projects import ProjectApply
 from mooring_client.schemas.reservations import ReservationApply
 from mooring_client.schemas.templates import TemplateApply
+from mooring_client.schemas.volumes import VolumeApply
 from mooring_client.schemas.webhooks import WebhookApply
 
 
@@ -40,6 +41,7 @@ KINDS: Final = (
     ManifestKind("template", "templates", TemplateApply),
     ManifestKind("webhook", "webhooks", WebhookApply),
     ManifestKind("reservation", "reservations", ReservationApply),
+    ManifestKind("volume", "volumes", VolumeApply),
     ManifestKind("instance", "instances", InstanceApply),
     ManifestKind("instance_group", "instance_groups", InstanceGroupApply),
 )

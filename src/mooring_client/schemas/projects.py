@@ -51,6 +51,9 @@ class QuotaValues(Body):
         int | None,
         Field(ge=0, le=2**53, description="a pending instance without `disk_mib` counts as 10240"),
     ] = None
+    volumes_mib: Annotated[
+        int | None, Field(ge=0, le=2**53, description="sizes of its volumes together, mounted or not")
+    ] = None
     gpu_hours_per_day: Annotated[Hours | None, Field(description="per UTC day; new starts then wait")] = None
     gpu_hours_per_month: Annotated[Hours | None, Field(description="per UTC month")] = None
 
@@ -147,6 +150,7 @@ class Usage(Answer):
     cpus: float
     memory_mib: int
     disk_mib: int
+    volumes_mib: int
     gpu_hours_today: Annotated[float, Field(description="since midnight UTC")]
     gpu_hours_this_month: Annotated[float, Field(description="in this UTC month")]
 

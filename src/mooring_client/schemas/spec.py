@@ -6,7 +6,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from pydantic_core import PydanticCustomError
 
 from mooring_client.schemas.gpus import mig_milli
-from mooring_client.schemas.paths import is_kernel_path, normal_path
+from mooring_client.schemas.paths import forbidden_mount_path, is_kernel_path, is_within, normal_path
 from mooring_client.schemas.text import (
     EnvName,
     EnvValue,
@@ -123,6 +123,18 @@ class Port(_SpecModel):
         return self
 
 
+class VolumeMount(_SpecModel):
+    """A volume of the project, and where the container has it."""
+
+    volume: Annotated[
+        Text, Field(max_length=64, pattern=r"^[a-z0-9][a-z0-9_-]*$", description="its name or ID")
+    ]
+    path: Annotated[
+        Text, Field(max_length=1024, pattern=r"^/[^\x00:]*$", description="absolute and normalized: `/data`")
+    ]
+    read_only: bool = False
+
+
 class SecretReference(_SpecModel):
     """Takes the value from a secret of the project. Only the container sees the value (R17)."""
 
@@ -189,6 +201,10 @@ class InstanceSpec(_SpecModel):
         ),
     ] = None
     ports: Annotated[list[Port], Field(max_length=64, description="at most 8 on the node")] = []
+    volumes: Annotated[
+        list[VolumeMount],
+        Field(max_length=16, description="of the project. A local volume decides the instance's node"),
+    ] = []
     max_duration_s: Annotated[int | None, Field(ge=1, le=10 * 366 * 86_400)] = None
     restart: Literal["never", "on_failure", "always"] = "never"
     on_capacity: Literal["queue", "fail"] = "queue"
@@ -292,6 +308,27 @@ class InstanceTemplate(InstanceSpec):
     def _no_kernel_path(cls, working_dir: str | None) -> str | None:
         """Checked in requests only: a stored spec remains readable, and the node rejects such a path."""
         return None if working_dir is None else _outside_of_kernel_paths(working_dir)
+
+    @field_validator("volumes")
+    @classmethod
+    def _usable_mount_paths(cls, volumes: list[VolumeMount]) -> list[VolumeMount]:
+        """Checked in requests only, as `working_dir`."""
+        paths = [mount.path for mount in volumes]
+        for path in paths:
+            if why := forbidden_mount_path(path):
+                raise PydanticCustomError(
+                    "volume_path_not_allowed",
+                    "a volume cannot be at {path}: {why}",
+                    {"path": path, "why": why},
+                )
+        for path in paths:
+            if any(is_within(path, other) for other in paths if other != path) or paths.count(path) > 1:
+                raise PydanticCustomError(
+                    "volume_paths_overlap",
+                    "two volumes overlap at {path}; no volume may be at or below the path of another",
+                    {"path": path},
+                )
+        return volumes
 
     @model_validator(mode="after")
     def _not_too_large_and_supported(self) -> Self:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mooring_client.sync.resources.ssh_keys import SshKeys
     from mooring_client.sync.resources.templates import Templates
     from mooring_client.sync.resources.users import Users
+    from mooring_client.sync.resources.volumes import Volumes
     from mooring_client.sync.resources.webhooks import Webhooks
 
 DEFAULT_TIMEOUT_S: Final = 30.0
@@ -192,6 +193,12 @@ class Mooring:
         from mooring_client.sync.resources.users import Users
 
         return Users(self._transport)
+
+    @cached_property
+    def volumes(self) -> "Volumes":
+        from mooring_client.sync.resources.volumes import Volumes
+
+        return Volumes(self._transport)
 
     @cached_property
     def webhooks(self) -> "Webhooks":

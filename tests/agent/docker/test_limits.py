@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mooring.agent.docker.runtime import limits_here
+from mooring.agent.docker.container_settings import limits_here
 from mooring.agent.runtime import StartRefused
 from tests.agent.docker_assignments import (
     assignment,

@@ -24,7 +24,8 @@ FULL: dict[str, Any] = {
     "gpus": {"count": 2, "model": ["H100", "A100"], "min_memory_mib": 1000, "same_numa": True,
              "min_compute_capability": "8.0"},
     "cpus": 2, "memory_mib": 1024, "shm_mib": 64, "disk_mib": 1000,
-    "ports": [{"container": 80}, {"container": 53, "protocol": "udp"}], "max_duration_s": 3600,
+    "ports": [{"container": 80}, {"container": 53, "protocol": "udp"}],
+    "volumes": [{"volume": "of-apply", "path": "/data", "read_only": True}], "max_duration_s": 3600,
     "restart": "always", "on_capacity": "queue", "on_node_loss": "replace", "priority": 10,
     "preemptible": True, "on_preemption": "stop", "preemption_grace_s": 5, "node_selector": NOWHERE,
     "labels": {"team": "vision"},
@@ -50,6 +51,7 @@ OTHERS: dict[str, tuple[Any, list[str]]] = {
     "shm_mib": (65, ["/shm_mib"]),
     "disk_mib": (1001, ["/disk_mib"]),
     "ports": ([], ["/ports"]),
+    "volumes": ([], ["/volumes"]),
     "restart": ("never", ["/restart"]),
     "on_capacity": ("fail", ["/on_capacity"]),
     "on_node_loss": ("keep", ["/on_node_loss"]),
@@ -58,6 +60,11 @@ OTHERS: dict[str, tuple[Any, list[str]]] = {
     "preemption_grace_s": (6, ["/preemption_grace_s"]),
     "node_selector": ({}, ["/node_selector/sandbox"]),
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def volume_of_full(shared: Client) -> None:
+    assert shared.post("/v1/volumes", json={"name": "of-apply"}).status_code == 201
 
 
 def _by_name(name: str) -> str:

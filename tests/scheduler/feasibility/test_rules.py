@@ -15,7 +15,7 @@ from mooring.scheduler.feasibility import filters, gpu_rules, masks
 from mooring.scheduler.feasibility.filters import Amount, NodeRule, NodeRules, admits, closed, fits, refusals
 from mooring.scheduler.feasibility.gpu_rules import GPU_RULES, GpuRule
 from mooring.scheduler.feasibility.stages import Stage
-from mooring.scheduler.model import Gang, GpuAllocation, NodeView, Request, Running, Snapshot
+from mooring.scheduler.model import Gang, GpuAllocation, NodeView, Request, Running, Snapshot, VolumeNeeds
 from mooring.scheduler.node_changes import added, empty
 from mooring.scheduler.reservations import ReservationSpec, choose, reservable_gpus
 from mooring.scheduler.schedule import schedule
@@ -100,6 +100,7 @@ def test_each_rule_that_fails_has_one_code_of_its_own() -> None:
         disk_pressure=True,
     )
     pending = new_request(0, node_selector={"zone": "a"}, disk_limits=True)
+    pending = replace(pending, volume_needs=VolumeNeeds(frozenset({"elsewhere"})))
     found = {each.code: each.had for each in refusals(view, pending, AT)}
     assert len(found) == len(filters.RULES.all) - 2  # it is ready, and reports its disk
     # More may be in use than there is, for example once the memory of a node was reduced.

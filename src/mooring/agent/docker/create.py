@@ -1,8 +1,8 @@
 """Converts an assignment to the body of the engine's "create container". Pure, and an allow-list (R6).
 
-Containers get nothing that is not listed here: no mounts but the toolbox and those of MPS for a share, no
-devices but assigned GPUs, no privileges, and no host namespace but the network's, for groups of projects with
-permission.
+Containers get nothing that is not listed here: no mounts but the toolbox, those of MPS for a share and the
+project's volumes, no devices but assigned GPUs, no privileges, and no host namespace but the network's, for
+groups of projects with permission.
 """
 
 import hashlib
@@ -14,10 +14,11 @@ from typing import Any
 from mooring.agent.decide.device_claims import Devices, Share, devices_of
 from mooring.agent.disk.container_limits import file_size_limits, storage_options, volume_masks
 from mooring.agent.docker.toolbox_mount import Toolbox, mount_of
+from mooring.agent.docker.volume_mounts import mounts_of, require_apart
+from mooring.agent.docker.working_dir import working_dir
 from mooring.agent.gpus.mps import Daemon, Mps
 from mooring.agent.runtime import StartRefused, secret_values
 from mooring.schemas.agent import Assignment
-from mooring_client.schemas.paths import is_kernel_path, normal_path
 from mooring_client.schemas.spec import InstanceSpec, SecurityProfile
 from mooring_client.schemas.states import Reason
 
@@ -159,7 +160,7 @@ def container_config(
         "Hostname": assignment.group.hostname if assignment.group else assignment.name,
         "Entrypoint": spec.entrypoint,
         "Cmd": spec.command,
-        "WorkingDir": working_dir(spec, image),
+        "WorkingDir": working_dir(spec, image.working_dir),
         "User": spec.user or "",
         "Env": environment(assignment, image, abilities),
         "Labels": labels(assignment, image, control_plane_id),
@@ -170,7 +171,9 @@ def container_config(
         # An image could set a health check that runs every millisecond, or a signal that stops nothing.
         "Healthcheck": {"Test": ["NONE"]},
         "StopSignal": STOP_SIGNAL,
-        "HostConfig": _host_config(assignment, abilities, limits) | _disk(assignment, image, abilities),
+        "HostConfig": _host_config(assignment, abilities, limits)
+        | _disk(assignment, image, abilities)
+        | _all_mounts(assignment, abilities, control_plane_id),
         "NetworkingConfig": _networking(assignment),
     }
 
@@ -283,23 +286,6 @@ def _labels_of_earlier_releases(assignment: Assignment) -> dict[str, str]:
     }
 
 
-def working_dir(spec: InstanceSpec, image: Image) -> str:
-    """Return the working directory; "" is the engine's default.
-
-    Raises:
-        StartRefused: the directory is in a file system of the kernel.
-    """
-    requested = spec.working_dir or image.working_dir
-    if not requested:
-        return ""
-    path = normal_path(requested)
-    if is_kernel_path(path):
-        source = "instance" if spec.working_dir else "image"
-        message = f"the {source}'s working directory is {path[:100]}; it must not be in /proc, /sys or /dev"
-        raise StartRefused(Reason(code="working_dir_unusable", message=message))
-    return path
-
-
 def spec_hash(assignment: Assignment) -> str:
     """Return a hash of spec and resources, without defaults: a release with new fields computes the same."""
     spec = assignment.spec.model_dump(mode="json", exclude_defaults=True)
@@ -325,7 +311,6 @@ def command_line(spec: InstanceSpec, image: Image) -> list[str]:
 def _host_config(assignment: Assignment, abilities: Abilities, limits: ContainerLimits) -> dict[str, Any]:
     spec, devices = assignment.spec, devices_of(assignment)
     memory = assignment.memory_mib * 2**20
-    mounts = _mounts(assignment, abilities)
     return {
         # R2: if Docker's default runtime is `nvidia`, an image that sets `all` would get every GPU.
         "Runtime": limits.runtime,
@@ -343,7 +328,7 @@ def _host_config(assignment: Assignment, abilities: Abilities, limits: Container
         "Ulimits": [
             {"Name": "nofile", "Soft": limits.open_files, "Hard": limits.open_files},
             {"Name": "core", "Soft": 0, "Hard": 0},  # the host's core_pattern may be a program
-            *file_size_limits(assignment.disk_mib, assignment.memory_mib, enforced=abilities.disk_limits),
+            *file_size_limits(*_largest_files(assignment), enforced=abilities.disk_limits),
         ],
         "LogConfig": {
             "Type": "json-file",
@@ -357,8 +342,21 @@ def _host_config(assignment: Assignment, abilities: Abilities, limits: Container
             if port.expose == "node" and network_of(assignment) != HOST_NETWORK  # there, nothing is needed
         },
         "DeviceRequests": device_requests(devices.gpu_uuids, abilities),
-        **({"Mounts": mounts} if mounts else {}),
     }
+
+
+def _largest_files(assignment: Assignment) -> tuple[int | None, int]:
+    """Return disk and memory for `file_size_limits`. A file of a volume may be as large as the volume."""
+    in_volumes = max((volume.size_mib or 0 for volume in assignment.volumes), default=0)
+    return assignment.disk_mib, max(assignment.memory_mib, in_volumes)
+
+
+def _all_mounts(assignment: Assignment, abilities: Abilities, control_plane_id: str) -> dict[str, Any]:
+    """Return Mooring's own mounts and the project's volumes. Raises StartRefused: they overlap."""
+    own = _mounts(assignment, abilities)
+    require_apart(assignment.volumes, [str(mount["Target"]) for mount in own])
+    mounts = [*own, *mounts_of(assignment.volumes, control_plane_id)]
+    return {"Mounts": mounts} if mounts else {}
 
 
 def _mounts(assignment: Assignment, abilities: Abilities) -> list[dict[str, Any]]:
@@ -372,6 +370,8 @@ def _disk(assignment: Assignment, image: Image, abilities: Abilities) -> dict[st
     """Return the disk limits. File systems in memory replace the image's volumes, which have no limit."""
     own_mounts = [str(mount["Target"]) for mount in _mounts(assignment, abilities)]
     masks = volume_masks(assignment.spec.image, image.volumes, assignment.memory_mib, own_mounts)
+    for volume in assignment.volumes:
+        masks.pop(volume.path, None)  # it replaces the image's volume there
     return {
         **({"Tmpfs": masks} if masks else {}),
         **storage_options(

@@ -69,6 +69,11 @@ def engine_call(call: str) -> Iterator[None]:
 # or else the program to run. `{engine}` is the engine's message, shortened.
 _START_FAILURES = [
     (
+        r"failed to mount local volume|error while mounting volume",
+        "volume_mount_failed",
+        "the node cannot mount a volume of this instance: {engine}",
+    ),
+    (
         r"could not select device driver|unresolvable CDI device|CDI device injection failed",
         "gpu_runtime_missing",
         "the node's Docker cannot provide GPUs; its operator must install nvidia-container-toolkit",

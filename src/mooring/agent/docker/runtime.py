@@ -9,7 +9,6 @@ finds the container by its name.
 
 import json
 import logging
-import resource
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from mooring.agent.docker import command_failure, stop, verify
 from mooring.agent.docker.adopt import create_or_adopt
 from mooring.agent.docker.client import Document, Engine, remove_container
 from mooring.agent.docker.container_records import ContainerRecords
+from mooring.agent.docker.container_settings import command_of, limits_here
 from mooring.agent.docker.create import (
     RUNC,
     Abilities,
@@ -41,6 +41,7 @@ from mooring.agent.docker.redaction import SecretRedactor
 from mooring.agent.docker.streams.container_streams import DockerStreams
 from mooring.agent.docker.toolbox_volumes import current_toolbox
 from mooring.agent.docker.verify import MinorOf
+from mooring.agent.docker.volumes import DockerVolumes, mount_delayed
 from mooring.agent.gpus.mps import Mps
 from mooring.agent.host.preflight import Preflight, runtime_problem
 from mooring.agent.images.private_images import PrivateImages
@@ -61,7 +62,7 @@ from mooring.agent.runtime import (
 )
 from mooring.agent.simulated.gpus import GpuUser, gpu_user
 from mooring.core.node import SwarmFacts
-from mooring.schemas.agent import Assignment, OverlayNetwork
+from mooring.schemas.agent import Assignment, OverlayNetwork, ReportedVolume
 from mooring_client.schemas.nodes import Orphan
 from mooring_client.schemas.states import Reason
 
@@ -125,6 +126,7 @@ class DockerRuntime(DockerStreams):
         super().__init__(self._engine.streams())
         self.disk = Disk(self._engine, disk or DiskSettings(), private_images, pulled_images, pull_timeouts)
         self._images = self.disk.images
+        self._volumes = DockerVolumes(self._engine)
         self._observer = Observer(
             self._engine, address, records or ContainerRecords(), parent_of, simulated_gpus=simulated_gpus
         )
@@ -145,6 +147,9 @@ class DockerRuntime(DockerStreams):
             not_isolated = self._attachments.isolate_all(self.control_plane_id)
             swarm = self._swarm()
             disk = self.disk.measure(info)
+            if self.control_plane_id is not None:
+                self._volumes.refresh(self.control_plane_id)
+                self._volumes.tend_soon(self.control_plane_id, low_on_space=bool(disk and disk.pressure))
         except RuntimeUnavailable as error:
             self._info = None
             self.disk.forget()
@@ -180,6 +185,13 @@ class DockerRuntime(DockerStreams):
     def containers(self) -> tuple[list[Container], list[Orphan]]:
         return self._observer.containers(self.control_plane_id)
 
+    def volumes(self) -> Sequence[ReportedVolume] | None:
+        return self._volumes.known()
+
+    def remove_volumes(self, volume_ids: Sequence[str]) -> None:
+        if self.control_plane_id is not None:
+            self._volumes.remove(volume_ids, self.control_plane_id)
+
     def assigned(self, assignments: Sequence[Assignment]) -> None:
         self._observer.expect(assignments)
 
@@ -212,10 +224,12 @@ class DockerRuntime(DockerStreams):
         with self._attachments.prepared_for(assignment, self.control_plane_id) as network_ready:
             if cancelled():
                 return None
+            self._volumes.ensure(assignment, self.control_plane_id)
             container_id, status = create_or_adopt(
                 self._engine, self._observer, assignment, image, config, self.control_plane_id
             )
             try:
+                self._volumes.require_ours(assignment, self.control_plane_id)
                 network_ready()
             except (RuntimeUnavailable, StartRefused):
                 if status == "created":
@@ -244,6 +258,9 @@ class DockerRuntime(DockerStreams):
             if cancelled():
                 return None
             raise
+        except RuntimeUnavailable as error:
+            self._engine.ping()  # raises unless only this start is the problem
+            raise mount_delayed(assignment) or error from error
 
     def restart(self, container: Container) -> None:
         """Start an exited container again.
@@ -377,19 +394,3 @@ class DockerRuntime(DockerStreams):
     def _remove(self, container_id: str, *, force: bool) -> None:
         self._observer.forget(container_id)
         remove_container(self._engine, container_id, force=force)
-
-
-def limits_here() -> ContainerLimits:
-    """Return the default limits, with as many open files as the engine may set: no more than this agent.
-
-    An engine without CAP_SYS_RESOURCE fails every start with a higher limit than its own.
-    """
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    default = ContainerLimits()
-    if limit == resource.RLIM_INFINITY or limit >= default.open_files:
-        return default
-    return replace(default, open_files=limit)
-
-
-def command_of(inspected: Document) -> list[str]:
-    return [*(inspected["Config"].get("Entrypoint") or []), *(inspected["Config"].get("Cmd") or [])]

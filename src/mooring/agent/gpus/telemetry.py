@@ -117,6 +117,7 @@ def node_facts(machine: Machine, engine: RuntimeFacts, reading: GpuReading) -> N
         asks_for_secrets=True,
         asks_for_streams=True,
         fences_itself=True,
+        mounts_volumes=True,
         swarm=engine.swarm,
         disk=engine.disk,
     )

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Final
 
 from mooring.agent.decide.device_claims import devices_of
-from mooring.agent.disk.storage import DiskPolicy
 from mooring.agent.runtime import (
     Cancelled,
     Container,
@@ -29,6 +28,7 @@ from mooring.agent.runtime import (
     StartRefused,
     secret_values,
 )
+from mooring.agent.simulated.disk import simulated_disk
 from mooring.agent.simulated.gpus import GpuUser, gpu_user
 from mooring.agent.simulated.streams import (
     SimulatedExec,
@@ -40,9 +40,9 @@ from mooring.agent.simulated.streams import (
     running,
 )
 from mooring.agent.simulated.timers import Timers
+from mooring.agent.simulated.volumes import SimulatedVolumes
 from mooring.agent.timestamps import rfc3339
-from mooring.core.disk import DiskFacts
-from mooring.schemas.agent import Assignment, Endpoint, OverlayNetwork
+from mooring.schemas.agent import Assignment, Endpoint, OverlayNetwork, ReportedVolume
 from mooring.schemas.agent_streams import AttachRequest, DialRequest, ExecRequest, LogsRequest
 from mooring_client.schemas.nodes import Orphan
 from mooring_client.schemas.spec import InstanceSpec
@@ -72,6 +72,7 @@ class _Simulated:
     container: Container
     program: _Program
     spec: InstanceSpec
+    volume_ids: frozenset[str] = frozenset()
     ends_at: float | None = None
 
 
@@ -99,12 +100,13 @@ class SimulatedRuntime:
         self._mps = mps
         self._cpus, self._memory_mib, self._address, self._start_s = cpus, memory_mib, address, start_s
         self._pull_s = pull_s
-        self._disk = _disk(disk_mib)
+        self._disk = simulated_disk(disk_mib)
         self._clock = clock
         self._epoch = time.time() - clock()  # Unix time when the clock was 0
         self._containers: dict[str, _Simulated] = {}  # by container id
         self._container_ids_on: dict[str, list[str]] = {}  # by GPU or MIG device
         self._images: set[str] = set()
+        self._volumes = SimulatedVolumes(self._volumes_in_use)
         self._ports = 0
         self._timers = timers or Timers()
         self._changed = threading.Condition()
@@ -154,6 +156,7 @@ class SimulatedRuntime:
         if not self._wait(self._start_s, cancelled):
             return None
         self._require_available()
+        self._volumes.ensure(assignment.volumes)
         with self._changed:
             if container_id not in self._containers:
                 self._containers[container_id] = self._created(assignment, container_id)
@@ -180,6 +183,13 @@ class SimulatedRuntime:
             if simulated is not None:
                 self._leave_gpus(simulated.container)
                 self._notify()
+
+    def volumes(self) -> Sequence[ReportedVolume]:
+        return self._volumes.known()
+
+    def remove_volumes(self, volume_ids: Sequence[str]) -> None:
+        self._require_available()
+        self._volumes.remove(volume_ids)
 
     def keep_overlays(self, wanted: Sequence[OverlayNetwork]) -> None:
         """A simulated node is in no swarm."""
@@ -267,6 +277,10 @@ class SimulatedRuntime:
             time.sleep(min(left_s, CANCEL_POLL_S))
         return False
 
+    def _volumes_in_use(self) -> set[str]:
+        with self._changed:
+            return {each for simulated in self._containers.values() for each in simulated.volume_ids}
+
     def _created(self, assignment: Assignment, container_id: str) -> _Simulated:
         devices = devices_of(assignment)
         container = Container(
@@ -282,7 +296,8 @@ class SimulatedRuntime:
             image_digest=f"sha256:{hashlib.sha256(assignment.spec.image.encode()).hexdigest()}",
             endpoints=tuple(self._endpoints(assignment.spec)),
         )
-        return _Simulated(container, program_of(assignment.spec), assignment.spec)
+        volume_ids = frozenset(volume.volume_id for volume in assignment.volumes)
+        return _Simulated(container, program_of(assignment.spec), assignment.spec, volume_ids)
 
     def _endpoints(self, spec: InstanceSpec) -> Iterator[Endpoint]:
         for port in spec.ports:
@@ -311,7 +326,7 @@ class SimulatedRuntime:
         if (runs_s := simulated.program.runs_s) is not None:
             ends_at = now + runs_s
             self._timers.after(runs_s, self._look)
-        self._containers[container_id] = _Simulated(started, simulated.program, simulated.spec, ends_at)
+        self._containers[container_id] = replace(simulated, container=started, ends_at=ends_at)
         for uuid in started.gpu_uuids:
             self._container_ids_on.setdefault(uuid, []).append(container_id)
         self._notify()
@@ -330,7 +345,7 @@ class SimulatedRuntime:
     def _end(self, simulated: _Simulated, exit_code: int, at: float) -> None:
         finished_at = self._rfc3339(at)
         ended = replace(simulated.container, status="exited", exit_code=exit_code, finished_at=finished_at)
-        self._containers[ended.container_id] = _Simulated(ended, simulated.program, simulated.spec)
+        self._containers[ended.container_id] = replace(simulated, container=ended, ends_at=None)
         self._leave_gpus(ended)
         self._notify()
 
@@ -370,16 +385,6 @@ def program_of(spec: InstanceSpec) -> _Program:
     if parts is None or not line.strip():
         return _Program(None)
     return _Program(float(parts[1] or 0), int(parts[2] or 0))
-
-
-def _disk(total_mib: int) -> DiskFacts:
-    return DiskFacts(
-        total_mib=total_mib,
-        allocatable_mib=DiskPolicy().allocatable_mib(total_mib),
-        available_mib=total_mib,
-        enforced=True,
-        driver="simulated",
-    )
 
 
 def _container_id(assignment: Assignment) -> str:

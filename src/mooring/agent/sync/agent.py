@@ -323,6 +323,7 @@ class Agent:
             containers = list((self._state.containers or {}).values())
             in_use, specs = self._state.gpus_in_use(), self._specs.known()
             engine = self._engine.facts or unknown_engine()
+            volumes = self._runtime.volumes()
         # Read after the state: the end of an instance is never reported without its GPUs' incidents.
         with self._telemetry_lock:
             reading = self._telemetry.reading()
@@ -333,6 +334,7 @@ class Agent:
         facts = node_facts(self._machine, engine, reading)
         if facts.swarm is not None and facts.swarm.manager:
             self._executor.recheck_overlays()
+        self._executor.recheck_volumes()
         problem = rejection or engine.problem or gpu_problem(reading.error)
         request = SyncRequest(
             session=session,
@@ -349,6 +351,7 @@ class Agent:
             orphans=reported.orphans,
             incidents=self._telemetry.faults.incidents(),
             faults=self._telemetry.faults.faults(),
+            volumes=volumes,
         )
         return ReportRequest(request, highest, made_at)
 
@@ -381,6 +384,7 @@ class Agent:
         self._reconcile()
         if (swarm := report.request.facts.swarm) is not None and swarm.manager:
             self._executor.keep_overlays(answer.overlays)  # always empty for a worker
+        self._executor.remove_volumes(answer.volume_removals)
 
     def _serve_streams(self, requests: Iterable[StreamRequest]) -> None:
         with self._lock:

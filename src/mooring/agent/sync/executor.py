@@ -27,6 +27,7 @@ from mooring.agent.runtime import (
 )
 from mooring.agent.runtime import Start as BeginStart
 from mooring.agent.sync.agent_state import AgentState
+from mooring.agent.sync.newest_set import NewestSet
 from mooring.agent.sync.start_secrets import StartSecretsCache
 from mooring.agent.sync.stop_times import StopTimes
 from mooring.agent.sync.worker_pools import WorkerPools
@@ -45,8 +46,6 @@ NODE_BUSY: Final = Reason(
     message="Too many starts of this project wait on the node; this one is retried later",
 )
 
-OVERLAY_CHECK_S: Final = 15.0  # the same networks are applied again: some may have been removed
-
 StateChange = Callable[[AgentState], None]
 ReportIncident = Callable[[Iterable[str], str, Reason, str | None], None]
 
@@ -57,50 +56,6 @@ class ApplyChange(Protocol):
     """Applies a change to the agent's state. `relist` requests a listing, `immediate` a report now."""
 
     def __call__(self, change: StateChange, *, relist: bool = False, immediate: bool = True) -> None: ...
-
-
-class _OverlayKeeper:
-    """Applies the newest set of a swarm's networks, in one thread at a time."""
-
-    def __init__(self, runtime: Runtime, workers: Workers) -> None:
-        self._runtime, self._workers = runtime, workers
-        self._lock = Lock()  # of everything below
-        self._wanted: Sequence[OverlayNetwork] | None = None
-        self._applied: Sequence[OverlayNetwork] | None = None
-        self._applied_at = 0.0
-        self._busy = False
-
-    def request(self, wanted: Sequence[OverlayNetwork]) -> None:
-        with self._lock:
-            self._wanted = wanted
-        self.apply_when_due()
-
-    def apply_when_due(self) -> None:
-        with self._lock:
-            wanted, is_recent = self._wanted, time.monotonic() < self._applied_at + OVERLAY_CHECK_S
-            if self._busy or wanted is None or (is_recent and wanted == self._applied):
-                return
-            self._busy = True
-        self._workers.submit(partial(self._run, wanted))
-
-    def _run(self, newest: Sequence[OverlayNetwork] | None) -> None:
-        wanted = None
-        while newest is not None and newest != wanted:
-            wanted = newest
-            succeeded = self._apply_overlays(wanted)
-            with self._lock:
-                self._applied, self._applied_at = wanted if succeeded else None, time.monotonic()
-                newest = self._wanted
-                self._busy = newest != wanted
-
-    def _apply_overlays(self, wanted: Sequence[OverlayNetwork]) -> bool:
-        try:
-            self._runtime.keep_overlays(wanted)
-        except Exception as error:
-            expected = isinstance(error, RuntimeUnavailable)
-            log.warning("cannot apply overlay networks: %s", error, exc_info=None if expected else error)
-            return False
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +96,24 @@ class ActionExecutor:
         self._gate, self._stops, self._secrets, self._node = gate, stops, secrets, node
         self._pulls_lock = Lock()
         self._pulls: dict[Key, Ticket] = {}  # those that may still be queued
-        self._overlays = _OverlayKeeper(runtime, pools.endings)
+        self._overlays = NewestSet(runtime.keep_overlays, pools.endings, "overlay networks")
+        self._volume_removals = NewestSet(runtime.remove_volumes, pools.endings, "removals of volumes")
 
     def keep_overlays(self, wanted: Sequence[OverlayNetwork]) -> None:
         """Create and remove networks of the engine's swarm. Repeated calls with equal networks are cheap."""
         self._overlays.request(wanted)
 
     def recheck_overlays(self) -> None:
-        """Apply the newest networks again, if that failed or is OVERLAY_CHECK_S ago. For every report."""
+        """Apply the newest networks again, if that failed or is some time ago. For every report."""
         self._overlays.apply_when_due()
+
+    def remove_volumes(self, volume_ids: Sequence[str]) -> None:
+        """Remove these volumes, once no container has them. Repeated calls with equal ids are cheap."""
+        self._volume_removals.request(volume_ids)
+
+    def recheck_volumes(self) -> None:
+        """As `recheck_overlays`, for the newest removals of volumes."""
+        self._volume_removals.apply_when_due()
 
     def execute(self, action: Action, state: AgentState) -> None:
         """Begin one action; `state` notes that it is in progress before any thread runs it.

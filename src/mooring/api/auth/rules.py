@@ -97,6 +97,13 @@ RULES: Final[Mapping[str, Rule]] = {
     "apply_reservation": _action_rule(_ADMIN, "reservation.apply"),
     "update_reservation": _action_rule(_ADMIN, "reservation.update"),
     "delete_reservation": _action_rule(_ADMIN, "reservation.delete"),
+    "list_volumes": _read_rule(_READ),
+    "get_volume": _read_rule(_READ),
+    "create_volume": _action_rule(_WRITE, "volume.create"),  # nfs: only admins
+    "put_volume": _action_rule(_WRITE, "volume.apply"),
+    "apply_volume": _action_rule(_WRITE, "volume.apply"),
+    "update_volume": _action_rule(_WRITE, "volume.update"),
+    "delete_volume": _action_rule(_WRITE, "volume.delete"),
     # the queue hides who owns the entries of other projects; list_instance_types also shows what is free
     "get_queue": _read_rule(_READ, cost=SCHEDULER_COST),
     "get_fragmentation": _read_rule(_READ),

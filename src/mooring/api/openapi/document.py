@@ -23,6 +23,7 @@ in `_mib`, names of durations in `_s` (seconds). Values that the hardware does n
 TAGS = [
     {"name": "instances", "description": "Containers with GPUs, and their logs, metrics and events."},
     {"name": "instance groups", "description": "Instances that are placed together, for distributed jobs."},
+    {"name": "volumes", "description": "Files that outlive the instances that mount them."},
     {"name": "reservations", "description": "GPUs reserved for a project for a period."},
     {"name": "queue", "description": "Pending instances in scheduling order, and what fits now."},
     {"name": "nodes", "description": "GPU servers, and the tokens that they join with."},

@@ -47,6 +47,7 @@ ADMISSION: Final = (
     core_errors.GpuSharingNotAllowed, core_errors.ImageNotAllowed, core_errors.NodeSelectorConflict,
     core_errors.PriorityNotAllowed, core_errors.PublicPortsNotAllowed, core_errors.RegistryNotAllowed,
     core_errors.SecretsTooLarge, core_errors.TooManyPorts, core_errors.UnknownSecret,
+    core_errors.UnknownVolume, core_errors.VolumesApart,
 )  # fmt: skip
 
 Responses = dict[int | str, dict[str, Any]]

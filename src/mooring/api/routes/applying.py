@@ -1,6 +1,4 @@
-"""PUT of all fields: of an instance by id, and of instances, groups, reservations, projects and
-webhooks by name.
-"""
+"""PUT of all fields: of instances and volumes by id, and of all that can be applied by name."""
 
 from typing import Annotated
 
@@ -22,6 +20,7 @@ from mooring.api.routes import instance_groups as group_routes
 from mooring.api.routes import instances as instance_routes
 from mooring.api.routes import projects as project_routes
 from mooring.api.routes import reservations as reservation_routes
+from mooring.api.routes import volumes as volume_routes
 from mooring.api.routes import webhooks as webhook_routes
 from mooring.auth.rate_limits import ActionClass
 from mooring.control.applying import ApplyOutcome, ApplyResult
@@ -29,6 +28,7 @@ from mooring.control.idempotency import StoredAnswer
 from mooring.control.instances import apply_groups, apply_instances, instance_groups
 from mooring.control.scheduling import apply_reservations, explain
 from mooring.control.tenants import apply_projects, projects
+from mooring.control.volumes import apply_volumes
 from mooring.control.webhooks import apply_webhooks, webhooks
 from mooring.core.access import Access
 from mooring.db import tables
@@ -42,10 +42,16 @@ from mooring_client.errors import (
     MailOff,
     MemberOfGroup,
     NameTaken,
+    NfsNotAllowed,
+    NodeSelectorConflict,
+    NotFound,
     PriorityNotAllowed,
     ProjectRequired,
+    QuotaExceeded,
     RequiresReplacement,
     TooManyRows,
+    VolumeNotForGroups,
+    VolumeSizeFixed,
     WebhookUrlNotAllowed,
 )
 from mooring_client.schemas.instance_groups import LONGEST_NAME, InstanceGroup, InstanceGroupApply
@@ -53,6 +59,7 @@ from mooring_client.schemas.instances import Instance, InstanceApply
 from mooring_client.schemas.projects import Project, ProjectApply
 from mooring_client.schemas.reservations import Reservation, ReservationApply
 from mooring_client.schemas.text import DNS_LABEL, Name
+from mooring_client.schemas.volumes import Volume, VolumeApply
 from mooring_client.schemas.webhooks import Webhook, WebhookApply
 
 router = APIRouter(prefix="/v1", route_class=StrictRoute)
@@ -147,7 +154,7 @@ async def apply_instance(
         **documented(InstanceGroup),
         **errors(
             BeingDeleted, HostNetworkNotAllowed, InsufficientCapacity, NameTaken, ProjectRequired,
-            RequiresReplacement, *ADMISSION, *SPEC,
+            RequiresReplacement, VolumeNotForGroups, *ADMISSION, *SPEC,
         ),
     },
     operation_id="apply_instance_group",
@@ -215,6 +222,64 @@ async def apply_reservation(
 
     show = reservation_routes.answer_of
     return await applying.answer(context, access, "reservation", act, show, dry_run=dry_run)
+
+
+@router.put(
+    "/volumes/{volume_id}",
+    response_model=Volume,
+    responses={
+        **DOCUMENTED_CHANGE,
+        **errors(NotFound, QuotaExceeded, RequiresReplacement, VolumeSizeFixed),
+    },
+    operation_id="put_volume",
+    tags=["volumes"],
+)
+async def put_volume(
+    volume_id: str, body: VolumeApply, context: Ctx, access: CurrentAccess, if_match: IfMatch
+) -> Response:
+    """Apply all fields of a volume. Sets its labels, and its size while no node has it.
+
+    If another field differs, nothing is changed: 409 `requires_replacement`.
+    """
+
+    def act(session: Session) -> ApplyResult[tables.Volume]:
+        return apply_volumes.apply(session, access, volume_id, body, if_match)
+
+    return await applying.answer(context, access, "volume", act, volume_routes.answer_of)
+
+
+@router.put(
+    "/volumes/by-name/{name}",
+    response_model=None,
+    responses={
+        **documented(Volume),
+        **errors(
+            NameTaken, NfsNotAllowed, NodeSelectorConflict, NotFound, ProjectRequired, QuotaExceeded,
+            RequiresReplacement, TooManyRows, VolumeSizeFixed,
+        ),
+    },
+    operation_id="apply_volume",
+    tags=["volumes"],
+)  # fmt: skip
+async def apply_volume(
+    name: PathName,
+    body: VolumeApply,
+    context: Ctx,
+    access: CurrentAccess,
+    if_match: IfMatch,
+    dry_run: DryRunOption = False,
+) -> Response:
+    """Create or change the volume of a name. Repeating the same request changes nothing.
+
+    See `put_volume` for what can be changed.
+    """
+    require_same_name(name, body.name)
+
+    def act(session: Session) -> ApplyResult[tables.Volume]:
+        project = _project(context, session, access, body.project_id)
+        return apply_volumes.apply_by_name(session, access, project, name, body, if_match)
+
+    return await applying.answer(context, access, "volume", act, volume_routes.answer_of, dry_run=dry_run)
 
 
 @router.put(

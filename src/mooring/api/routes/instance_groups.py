@@ -39,6 +39,7 @@ from mooring_client.errors import (
     NotFound,
     ProjectRequired,
     TooManyQuestions,
+    VolumeNotForGroups,
 )
 from mooring_client.schemas.instance_groups import (
     GroupExplanation,
@@ -63,7 +64,14 @@ class GroupQuery(pagination.PageQuery):
     status_code=201,
     response_model=InstanceGroup,
     responses=errors(
-        HostNetworkNotAllowed, InsufficientCapacity, NameTaken, NotFound, ProjectRequired, *ADMISSION, *SPEC
+        VolumeNotForGroups,
+        HostNetworkNotAllowed,
+        InsufficientCapacity,
+        NameTaken,
+        NotFound,
+        ProjectRequired,
+        *ADMISSION,
+        *SPEC,
     ),
     operation_id="create_instance_group",
 )

@@ -10,6 +10,7 @@ from ulid import ULID
 
 from mooring.control.instances import placement_rules
 from mooring.control.tenants import registry_rules, secrets
+from mooring.control.volumes import mounts
 from mooring.core.access import Access
 from mooring.core.images import is_allowed
 from mooring.db.tables import Instance, Project
@@ -63,6 +64,7 @@ def require(session: Session, project_id: str, spec: InstanceSpec) -> None:
             `public_ports_not_allowed`: it has a public port, and the project may not have such;
             `node_selector_conflict`: its node selector contradicts the project's.
         Invalid: codes `too_many_ports`, `registry_not_allowed`, and those of `secrets.require`.
+        MooringError: as `mounts.require`.
     """
     _require_allowed_image(session, project_id, spec.image)
     registry_rules.require_image(session, project_id, spec.image)
@@ -72,6 +74,7 @@ def require(session: Session, project_id: str, spec: InstanceSpec) -> None:
         _require_sharing_allowed(session, project_id)
     placement_rules.require_no_conflict(session, project_id, spec.node_selector)
     secrets.require(session, project_id, spec)
+    mounts.require(session, project_id, spec)
 
 
 def _require_few_ports(spec: InstanceSpec) -> None:

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from mooring.control.instances import durations, placement_rules
 from mooring.control.scheduling import requests, reserved_gpus
+from mooring.control.volumes.mounts import VolumeGuard
 from mooring.core.instance.state import HOLDS_GPUS
 from mooring.core.node import allocatable_memory_mib, state_of
 from mooring.db.tables import Allocation, Gpu, Instance, Project
@@ -123,6 +124,7 @@ class Guard:
         self._requests = _requests(session, placements, limited)
         self._selectors = placement_rules.selectors(session)
         self._disk = DiskGuard(session, placements)
+        self.volumes = VolumeGuard(session, placements)
 
     def takes(self, unit: Sequence[tuple[Placement, Row[Any]]]) -> bool:
         """Whether all placements of the unit fit together; if so, they are counted.
@@ -145,8 +147,11 @@ class Guard:
         if not placement_rules.admits(node, row.project_id, self._selectors.get(row.project_id, {})):
             return False
         gpus = self._gpus_after(placement, row)
-        if gpus is None or not self._fits(node, placement) or not self._within_quota(placement, row):
+        if gpus is None or not self._fits(node, placement) or not self.volumes.fits(placement, node.facts):
             return False
+        if not self._within_quota(placement, row):
+            return False
+        self.volumes.take(placement)
         self._gpus.update(gpus)
         self._used[node.id] = self._used.get(node.id, Used()).with_(placement)
         return True

@@ -16,6 +16,7 @@ from mooring.control.instances import admission, instances, specs
 from mooring.control.locks import LockedGroup
 from mooring.control.scheduling import quotas
 from mooring.control.tenants import storage
+from mooring.control.volumes import mounts
 from mooring.core import ids
 from mooring.core.access import SYSTEM, Access
 from mooring.core.group import GROUP_ENDED, group_state, member_name
@@ -50,6 +51,7 @@ def create(session: Session, access: Access, into: Project, body: InstanceGroupC
     template = body.template.model_copy(update={"labels": {**body.labels, **body.template.labels}})
     admission.require(session, project.id, template)
     admission.require_priority(session, access, project.id, template.priority)
+    mounts.require_for_groups(session, project.id, template)
     name = body.name or admission.generated_name(template.image)[-LONGEST_NAME:].lstrip("-")
     _require_free_name(session, project.id, name)
     names = [member_name(name, rank) for rank in range(body.count)]
@@ -68,6 +70,7 @@ def create(session: Session, access: Access, into: Project, body: InstanceGroupC
         member.group_id, member.group_rank, member.spec = row.id, rank, specs.own_part(member.spec)
     _count_stored(session, row, members)
     instances.queue_new(session, members)
+    mounts.attach(session, template, members)
     _changed(session, row)
     audit_log.record(session, access, row.id, project.id, after=_described(row))
     return row

@@ -16,6 +16,7 @@ from mooring.control.audit import audit_log
 from mooring.control.instances import admission, allocations, durations, group_members, placement_rules, specs
 from mooring.control.scheduling import quotas, reserved_gpus
 from mooring.control.tenants import storage
+from mooring.control.volumes import mounts
 from mooring.core import ids
 from mooring.core.access import Access
 from mooring.core.instance.state import ENDED, HOLDS_GPUS, TRANSITIONS
@@ -58,6 +59,7 @@ def create(session: Session, access: Access, into: Project, request: InstanceReq
     row = new_row(project.id, request, request.name or admission.generated_name(request.image))
     storage.add(session, project.id, stored=storage.size(row.spec, row.labels))
     queue_new(session, [row])
+    mounts.attach(session, request, [row])
     audit_log.record(session, access, row.id, project.id, after=_described(row))
     return row
 

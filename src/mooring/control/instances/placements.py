@@ -41,6 +41,8 @@ def assign(session: Session, placements: Sequence[Placement]) -> list[str]:
     placed = [pair for unit in _units(placements, rows) if guard.takes(unit) for pair in unit]
     if placed:
         _write(session, placed, nodes)
+        generations = {node_id: node.generation + 1 for node_id, node in nodes.items()}
+        guard.volumes.bind([placement for placement, _row in placed], generations)
     return [row.id for _placement, row in placed]
 
 

@@ -11,10 +11,11 @@ from sqlalchemy.sql.base import ExecutableOption
 
 from mooring.control.instances import gangs, instances
 from mooring.control.tenants import registries, registry_rules, secrets
+from mooring.control.volumes import mounts
 from mooring.core.images import ImageName
 from mooring.core.instance.state import HOLDS_GPUS
 from mooring.db.tables import Allocation, Gpu, Instance, Node, Project
-from mooring.schemas.agent import Assignment, GpuGrant, GroupMembership, KnownAssignment
+from mooring.schemas.agent import AssignedVolume, Assignment, GpuGrant, GroupMembership, KnownAssignment
 from mooring_client.schemas.spec import WHOLE_MILLI, InstanceSpec
 from mooring_client.schemas.states import DesiredState
 
@@ -26,6 +27,7 @@ class _Extras:
     grants: Mapping[str, list[GpuGrant]]
     projects: Mapping[str, Row[Any]]  # by project id
     groups: Mapping[str, GroupMembership]
+    volumes: Mapping[str, list[AssignedVolume]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ def of(
         grants=_grants(session, rows),
         projects=_projects(session, rows),
         groups=gangs.memberships(session, rows),
+        volumes=mounts.of_instances(session, [row.id for row in rows]),
     )
     rules = registry_rules.of(session)
     return AssignmentLists(
@@ -180,4 +183,5 @@ def _common(row: Instance, extras: _Extras) -> dict[str, Any]:
         "security_profile": extras.projects[row.project_id].security_profile,
         "local_images": extras.projects[row.project_id].local_images,
         "group": extras.groups.get(row.id),
+        "volumes": extras.volumes.get(row.id, []),
     }

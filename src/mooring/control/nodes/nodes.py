@@ -13,6 +13,7 @@ from mooring.control.audit import audit_log
 from mooring.control.events import EventKind
 from mooring.control.instances import allocations, instances, preemption
 from mooring.control.nodes import approval, gpus
+from mooring.control.volumes import node_volumes
 from mooring.core import credentials
 from mooring.core.access import Access, Caller, Permission
 from mooring.core.instance.state import ENDED, HOLDS_GPUS
@@ -291,7 +292,7 @@ def delete(session: Session, access: Access, node_id: str, *, force: bool) -> No
     Nothing else releases GPUs without a report of the node.
 
     Raises:
-        NodeInUse: it has live instances, and `force` is not set.
+        NodeInUse: it has live instances or local volumes, and `force` is not set.
     """
     node = _locked(session, node_id)
     rows = [row for row in locks.instances_on(session, node_id) if row.state not in ENDED]
@@ -301,11 +302,19 @@ def delete(session: Session, access: Access, node_id: str, *, force: bool) -> No
             "delete it with ?force=true",
             instances=len(rows),
         )
+    volumes = node_volumes.local_names(session, node_id)
+    if volumes and not force:
+        raise NodeInUse(
+            f"{node.name} has the only files of {len(volumes)} local volumes, such as {volumes[0]}; delete "
+            "them first, or, if they are lost, delete the node with ?force=true",
+            volumes=len(volumes),
+        )
     for row in rows:
         deleted = row.desired_state is DesiredState.DELETED
         instances.move(session, row, State.DELETED if deleted else State.FAILED, NODE_LOST)
         preemption.requeue(session, row, None)
     allocations.release_on_lost_node(session, node.id)
+    node_volumes.forget_node(session, node.id)
     node.deleted_at = now()
     audit_log.record(session, access, node.id, None, before={"name": node.name}, after={"forced": force})
     append_state_event(session, node)

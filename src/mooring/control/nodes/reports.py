@@ -12,6 +12,7 @@ from mooring.control.audit import audit_log
 from mooring.control.events import EventKind
 from mooring.control.instances import durations, instances, preemption
 from mooring.control.nodes import approval, gpus, node_loss, nodes
+from mooring.control.volumes import node_volumes
 from mooring.core.access import Access, Caller, Permission
 from mooring.core.instance import run_times
 from mooring.core.instance.state import HOLDS_GPUS, Phase, after_report
@@ -101,6 +102,7 @@ def _apply_new(session: Session, node: Node, report: SyncRequest) -> Sequence[st
     facts = _approve_facts(session, node, report)
     _apply_node(session, node, report, facts)
     gpus.apply_incidents(session, node, report.incidents, report.faults)
+    node_volumes.apply(session, node, report)
     if report.instances is not None:
         placed = _placed(session, node)
         _store_orphans(session, node, {row.id: row.attempt for row in placed}, report)

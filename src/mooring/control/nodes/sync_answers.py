@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 from mooring.control.instances import gangs, instances, streams
 from mooring.control.nodes import assignments
 from mooring.control.nodes.reports import is_unknown
+from mooring.control.volumes import node_volumes
 from mooring.core.instance.state import HOLDS_GPUS
 from mooring.db.tables import Instance, Node
 from mooring.schemas.agent import Removal, SyncAnswer, SyncRequest
@@ -66,6 +67,7 @@ def _desired(session: Session, node: Node, report: SyncRequest) -> dict[str, obj
         "removals": _removals(node, rows, report),
         "streams": [] if report.facts.asks_for_streams else streams.waiting(session, node.id),
         "overlays": gangs.overlays_of(session, node),
+        "volume_removals": node_volumes.removals(session, node),
     }
 
 

@@ -10,6 +10,7 @@ from mooring.control.instances import placement_rules, placements
 from mooring.control.scheduling import quotas, requests
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.control.scheduling.evaluation import Outcome, as_alternative
+from mooring.control.volumes import mounts
 from mooring.db.tables import Instance, Project
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain.reasons import FittingAlternatives, would_fit
@@ -27,7 +28,11 @@ def dry_run(session: Session, cache: SchedulerCache, project_id: str, spec: Inst
     """The outcome of a create. Raises QuotaExceeded where a create would."""
     project = session.get_one(Project, project_id)
     selector = placement_rules.selectors(session, [project_id]).get(project_id)
-    request = replace(requests.of_spec(spec, project_id, selector), disk_limits=project.require_disk_limits)
+    request = replace(
+        requests.of_spec(spec, project_id, selector),
+        disk_limits=project.require_disk_limits,
+        volume_needs=mounts.needs_of(session, project_id, spec),
+    )
     quota = quotas.with_request(session, request)
     with cache.evaluating(session) as evaluation:
         return evaluation.what_if(replace(request, queued_at=evaluation.snapshot.now), quota)

@@ -185,6 +185,7 @@ def _view(node: Row[Any], gpus: Sequence[GpuView], running: Sequence[Running]) -
         disk_mib_free=disk.get("allocatable_mib", 0) - sum(each.disk_mib for each in running),
         disk_enforced=bool(disk.get("enforced")),
         disk_pressure=bool(disk.get("pressure")),
+        mounts_volumes=bool(facts.get("mounts_volumes")),
     )
 
 

@@ -17,9 +17,10 @@ from sqlalchemy.orm import Session
 
 from mooring.control.instances import gangs
 from mooring.control.scheduling import requests
+from mooring.control.volumes import mounts
 from mooring.db.tables import Event, Instance, Project
 from mooring.db.types import JsonObject
-from mooring.scheduler.model import Gang, Request
+from mooring.scheduler.model import Gang, Request, VolumeNeeds
 from mooring_client.schemas.spec import CHANGEABLE_FIELDS
 from mooring_client.schemas.states import State
 
@@ -56,6 +57,7 @@ class _Key:
     changeable: tuple[Any, ...]  # as CHANGEABLE_FIELDS
     gang: Gang | None
     rules: _ProjectRules
+    volume_needs: VolumeNeeds | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class Pending:
         self._floor = 0  # every event up to this `seq` is included
         self._seen: frozenset[int] = frozenset()  # later events that are included
         self._rules: Mapping[str, _ProjectRules] = {}
+        self._volume_needs: Mapping[str, VolumeNeeds] = {}
         self._gangs: dict[str, Gang] = {}
         self._rows: dict[str, _Row] = {}
         self._keys: dict[str, _Key] = {}  # of `_requests`
@@ -124,7 +127,11 @@ class Pending:
         changed = {instance_id for seq, instance_id in events.items() if seq not in self._seen}
         if changed_projects:
             changed |= {each for each, row in self._rows.items() if row.project_id in changed_projects}
-        self._seen, self._rules = frozenset(events), rules
+        volume_needs = mounts.needs_of_pending(session)
+        # A placement binds the volumes that other pending instances mount too.
+        bound = {instance_id for instance_id, _needs in volume_needs.items() ^ self._volume_needs.items()}
+        changed |= bound & self._rows.keys()
+        self._seen, self._rules, self._volume_needs = frozenset(events), rules, volume_needs
         if changed:
             self._read_changed(session, changed)
         return True
@@ -132,13 +139,13 @@ class Pending:
     def added(self, session: Session, instance_ids: Collection[str]) -> tuple[Request, ...]:
         """The requests of instances that this transaction has added; they are not cached."""
         alone = Pending(self._clock)
-        alone._rules = _rules(session)
+        alone._rules, alone._volume_needs = _rules(session), mounts.needs_of_pending(session)
         alone._read_changed(session, set(instance_ids))
         return alone._current
 
     def _read_all(self, session: Session) -> tuple[Request, ...]:
         self._read_at = self._clock()
-        self._rules = _rules(session)
+        self._rules, self._volume_needs = _rules(session), mounts.needs_of_pending(session)
         self._rows = dict(_rows(session, _PENDING))
         groups = {row.group_id for row in self._rows.values() if row.group_id}
         self._gangs = gangs.of(session, groups)
@@ -201,7 +208,8 @@ class Pending:
             if request is None or (row.group_id and gang is None):
                 self._forget(instance_id)
                 continue
-            key = _Key(row.queued_at, row.changeable, gang, self._rules.get(row.project_id, _NO_RULES))
+            rules, needs = self._rules.get(row.project_id, _NO_RULES), self._volume_needs.get(instance_id)
+            key = _Key(row.queued_at, row.changeable, gang, rules, needs)
             if instance_id in read or key != self._keys.get(instance_id):
                 self._keys[instance_id], self._requests[instance_id] = key, _with(key, request)
         current = tuple(self._requests.values())
@@ -264,6 +272,7 @@ def _with(key: _Key, request: Request) -> Request:
         gang=key.gang,
         project_selector=dict(key.rules.selector),
         disk_limits=key.rules.disk_limits,
+        volume_needs=key.volume_needs,
         **dict(zip(CHANGEABLE_FIELDS, key.changeable, strict=True)),
     )
 

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from mooring.control import locks
 from mooring.control.scheduling import requests
-from mooring.db.tables import Allocation, Gpu, Instance, Project
+from mooring.db.tables import Allocation, Gpu, Instance, Project, Volume
 from mooring.db.tables.work import ACTIVE
 from mooring.db.types import JsonObject, UtcDateTime, now
 from mooring.scheduler.explain import phrases
@@ -34,6 +34,8 @@ Limits = Mapping[str, int]  # by quota name
 PER_DAY = "gpu_hours_per_day"
 PER_MONTH = "gpu_hours_per_month"
 _COUNTED_BY_ROWS = frozenset({GPUS, INSTANCES})
+VOLUMES = "volumes_mib"  # checked by control/volumes/volumes.py
+_VOLUMES = select(func.sum(Volume.size_mib))
 _SHOWN = (GPUS, INSTANCES, CPUS, MEMORY, DISK)
 
 
@@ -159,6 +161,7 @@ def usage(session: Session, row: Project) -> Json:
         CPUS: total[CPUS] / 1000,
         MEMORY: total[MEMORY],
         DISK: total[DISK],
+        VOLUMES: int(session.scalar(_VOLUMES.where(Volume.project_id == row.id)) or 0),
         "gpu_hours_today": hours.today,
         "gpu_hours_this_month": hours.this_month,
     }

@@ -25,6 +25,7 @@ from mooring.db.tables import (
     SshKey,
     Template,
     User,
+    Volume,
     Webhook,
 )
 from mooring.db.types import JsonObject, new_id, now
@@ -190,7 +191,7 @@ def delete(
     Its audit log and the record of its GPU usage are kept.
 
     Raises:
-        ProjectInUse: it has instances.
+        ProjectInUse: it has instances or volumes.
         DefaultProject: it is the default project, which serves requests of admins that name none.
     """
     row = locked(session, access, project_id)
@@ -200,6 +201,9 @@ def delete(
     remaining = select(Instance.id).where(Instance.project_id == project_id, Instance.deleted_at.is_(None))
     if session.scalar(remaining.limit(1)):
         raise ProjectInUse("this project has instances, ended ones included; delete them first")
+    volumes = select(Volume.id).where(Volume.project_id == project_id, Volume.deleted_at.is_(None))
+    if session.scalar(volumes.limit(1)):
+        raise ProjectInUse("this project has volumes; delete them first, with their files")
     api_keys.revoke_all(session, ApiKey.project_id == project_id)
     locks.webhooks(session)
     for table in (Member, Secret, Registry, SshKey, Template, Webhook):

@@ -6,10 +6,18 @@ from typing import Final
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from mooring.db.tables import ApiKey, Member, Registry, Secret, Template, Webhook
+from mooring.db.tables import ApiKey, Member, Registry, Secret, Template, Volume, Webhook
 from mooring_client.errors import TooManyRows
 
-Kind = type[ApiKey] | type[Member] | type[Registry] | type[Secret] | type[Template] | type[Webhook]
+Kind = (
+    type[ApiKey]
+    | type[Member]
+    | type[Registry]
+    | type[Secret]
+    | type[Template]
+    | type[Volume]
+    | type[Webhook]
+)
 LIMITS: Final[Mapping[Kind, tuple[int, str]]] = {
     ApiKey: (1000, "API keys"),
     Member: (1000, "members"),
@@ -17,6 +25,7 @@ LIMITS: Final[Mapping[Kind, tuple[int, str]]] = {
     Secret: (1000, "secrets"),
     Template: (200, "templates"),
     Webhook: (20, "webhooks"),
+    Volume: (1000, "volumes"),
 }
 
 

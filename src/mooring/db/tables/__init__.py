@@ -22,6 +22,7 @@ from mooring.db.tables.tenants import (
     Template,
     User,
 )
+from mooring.db.tables.volumes import InstanceVolume, NodeVolume, Volume
 from mooring.db.tables.webhooks import Webhook, WebhookDelivery, WebhookProgress
 from mooring.db.tables.work import (
     Allocation,
@@ -38,7 +39,7 @@ __all__ = [
     "Allocation", "ApiKey", "AuditEntry", "AuditHead", "AuditLink", "Base", "ControlPlane", "DockerContainer",
     "Event", "Gpu",
     "GpuCondition", "GpuIncident", "IdempotencyKey", "IdempotencyUsage", "Instance", "InstanceGroup",
-    "InstanceRecord", "JoinToken", "Member", "Node", "PortLink", "Project", "ProjectStorage",
-    "ProjectUsage", "Registry", "Reservation", "Secret", "SshKey", "Stream", "Template", "User",
-    "Webhook", "WebhookDelivery", "WebhookProgress",
+    "InstanceRecord", "InstanceVolume", "JoinToken", "Member", "Node", "NodeVolume", "PortLink",
+    "Project", "ProjectStorage", "ProjectUsage", "Registry", "Reservation", "Secret", "SshKey", "Stream",
+    "Template", "User", "Volume", "Webhook", "WebhookDelivery", "WebhookProgress",
 ]  # fmt: skip

@@ -101,3 +101,9 @@ def waits_for(over: Over) -> str:
     """Why a pending instance waits for a quota, and until when."""
     until = f"from {over.resets_at} on" if over.resets_at else "when something else of the project ends"
     return f"{quota_is(over)}; it starts {until}, or when an admin raises the quota"
+
+
+def volumes(request: Request) -> str:
+    """`the node of its data: volume data is on gpu-7`."""
+    needs = request.volume_needs
+    return f"the node of its data: {needs.where}" if needs and needs.where else "a node for its volumes"

@@ -24,9 +24,12 @@ def summarize(survey: Survey, request: Request, at: PlanTime, *, free: str = "fr
     Args:
         free: the word "free "; "" if the nodes are assumed to be empty.
     """
-    if not len(survey):
-        return "no nodes have joined yet"
-    return _SENTENCES[survey.last_stage](_Case(survey, request, at, free))
+    if len(survey):
+        sentence = _SENTENCES[survey.last_stage](_Case(survey, request, at, free))
+    else:
+        sentence = "no nodes have joined yet"
+    where = request.volume_needs.where if request.volume_needs else ""
+    return f"{sentence}; {where}" if where else sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,16 @@ def _no_label(case: _Case) -> str:
 
 def _all_reserved(case: _Case) -> str:
     return f"{case.no_node_in_any_state} is open to this project: all are reserved for other projects"
+
+
+def _no_volumes(case: _Case) -> str:
+    needs = case.request.volume_needs
+    if needs is not None and needs.node_ids:
+        return f"{case.no_node_in_any_state} has the data of its volumes"
+    if needs is not None and needs.selector:
+        labels = ", ".join(f"{key}={value}" for key, value in needs.selector)
+        return f"{case.no_node_in_any_state} has {labels}, which its volumes require"
+    return f"{case.no_node_in_any_state} has an agent that supports volumes"
 
 
 def _no_such_gpu(case: _Case) -> str:
@@ -190,6 +203,7 @@ def _not_its_turn(case: _Case) -> str:
 _SENTENCES: dict[int, Callable[[_Case], str]] = {
     Stage.LABELS: _no_label,
     Stage.RESERVED: _all_reserved,
+    Stage.VOLUMES: _no_volumes,
     Stage.MODEL: _no_such_gpu,
     Stage.MODE: _no_such_mode,
     Stage.SIZE: _gpus_too_small,

@@ -67,6 +67,17 @@ def _label_reasons(node: NodeView, request: Request) -> Iterator[Reason]:
             yield "selector_mismatch", phrases.label(request, key, value), had
 
 
+def _volume_reasons(node: NodeView, request: Request) -> Iterator[Reason]:
+    needs_volumes = request.volume_needs
+    if not node.mounts_volumes:
+        yield "volumes_unsupported", "an agent that supports volumes", "an agent of an earlier release"
+    elif needs_volumes is not None and not needs_volumes.node_ids <= {node.id}:
+        yield "volume_elsewhere", phrases.volumes(request), node.name
+    elif needs_volumes is not None:
+        labels = ", ".join(f"{key}={value}" for key, value in needs_volumes.selector)
+        yield "volume_selector_mismatch", f"{labels} for its volumes", "another label"
+
+
 def _amount_rule(
     amount: Amount,
     name: str,
@@ -126,6 +137,13 @@ RULES = NodeRules(
         Stage.RESERVED,
         permanent=True,
         among=attrgetter("reserved"),
+    ),
+    NodeRule(
+        "volumes",
+        lambda node, request: request.volume_needs is not None and not request.volume_needs.permit(node),
+        _volume_reasons,
+        Stage.VOLUMES,
+        key=attrgetter("volume_needs"),
     ),
     _amount_rule(_CPUS, "cpus", "insufficient_cpu", phrases.cpus, attrgetter("cpu_milli")),
     _amount_rule(_MEMORY, "memory", "insufficient_memory", phrases.memory, attrgetter("memory_mib")),

@@ -11,6 +11,7 @@ class Stage(IntEnum):
 
     LABELS = auto()
     RESERVED = auto()
+    VOLUMES = auto()
     MODEL = auto()
     MODE = auto()
     SIZE = auto()
