@@ -57,7 +57,8 @@ lock: ## regenerate requirements*.txt after a change of pyproject.toml
 
 clean: ## remove generated files and .venv, but not your data in .mooring
 	rm -rf .venv build dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis .testbed
-	rm -rf tests/contract/.venv tests/contract/node_modules tests/sso/node_modules tests/jupyter/.venv tests/ansible/.venv
+	rm -rf tests/contract/.venv tests/contract/node_modules tests/sso/node_modules tests/jupyter/.venv tests/ansible/.venv \
+		tests/skypilot/.venv
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Marker files, so that .venv is updated only when a pin changes.

@@ -42,7 +42,7 @@ def session(page: Path) -> tuple[list[str], str]:
     "page",
     [
         "README.md", "docs/tenancy.md", "docs/scheduling.md", "docs/access.md", "docs/cli.md", "docs/sdk.md",
-        "docs/templates.md", "docs/webhooks.md", "docs/volumes.md",
+        "docs/templates.md", "docs/webhooks.md", "docs/volumes.md", "docs/skypilot.md",
     ],
 )  # fmt: skip
 def test_a_session_prints_what_its_page_shows(page: str, workspace: Workspace, tmp_path: Path) -> None:
@@ -54,6 +54,7 @@ def test_a_session_prints_what_its_page_shows(page: str, workspace: Workspace, t
         tmp_path,
         ssh_port=ssh_port,
         proxy_port=proxy_port,
+        skypilot_image="mooring-test/skypilot-ready:1",
         webhook_allowed_networks="127.0.0.0/8",
     )
     with (
@@ -69,6 +70,7 @@ def test_a_session_prints_what_its_page_shows(page: str, workspace: Workspace, t
             "Port 8722": f"Port {ssh_port}",
             "127.0.0.1:9000": f"127.0.0.1:{receiver_port}",
             '("127.0.0.1", 9000)': f'("127.0.0.1", {receiver_port})',
+            "-p 8722": f"-p {ssh_port}",
         }
         script = "\n".join(commands)
         for documented, real in addresses.items():

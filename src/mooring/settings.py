@@ -16,6 +16,7 @@ from mooring.core.port_urls import PortUrls
 from mooring.core.registry_hosts import parse_listed
 from mooring.core.sign_on import RoleGrant, parse_grants
 from mooring.core.webhooks import AddressRules, Network, parse_networks
+from mooring_client.schemas.text import ImageReference
 
 
 class Settings(Policy, BaseSettings):
@@ -96,6 +97,9 @@ class Settings(Policy, BaseSettings):
     docker_public_url: Annotated[
         str | None,
         Field(description="tcp:// URL under which Docker clients reach the gateway; null: its address"),
+    ] = None
+    skypilot_image: Annotated[
+        ImageReference | None, Field(description="image of SkyPilot's pods; null: SkyPilot creates none")
     ] = None
     api_url: Annotated[
         str | None, Field(description="URL at which the gateway calls the API; null: host and port")
@@ -232,6 +236,11 @@ class Settings(Policy, BaseSettings):
     def _normalize_proxies(cls, proxies: str) -> str:
         # uvicorn accepts `*`, with which any client could forge its address.
         return ",".join(str(ip_network(proxy.strip())) for proxy in proxies.split(","))
+
+    @property
+    def ssh_address(self) -> tuple[str, int] | None:
+        """Host and port where SSH clients connect; None: there is no SSH gateway."""
+        return (self.ssh_public_host or self.ssh_host, self.ssh_port) if self.ssh_port else None
 
     @property
     def docker_url(self) -> str:

@@ -38,6 +38,7 @@ LINKED = (
     "tests/sso/node_modules",
     "tests/jupyter/.venv",
     "tests/ansible/.venv",
+    "tests/skypilot/.venv",
 )
 
 

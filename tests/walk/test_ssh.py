@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mooring.schemas.agent_streams import MAX_ARGUMENT_BYTES
 from tests.service import Client
 from tests.testbed.toolbox import SCRATCH, import_images
 from tests.testbed.waiting import wait_until
@@ -31,6 +32,15 @@ def test_a_command_has_its_output_input_and_exit_code(ssh: SshClient, instance: 
     done = ssh.run("box", "cat; echo bad >&2; exit 7", given=b"some input")
     assert (done.stdout, done.returncode) == (b"some input", 7)
     assert done.stderr.splitlines()[-1] == b"bad"
+
+
+def test_a_command_may_be_as_long_as_linux_allows(ssh: SshClient, instance: dict[str, Any]) -> None:
+    """SkyPilot sends programs of 40 KB as one command."""
+    longest = f": {'x' * (MAX_ARGUMENT_BYTES - len(': ; echo end'))}; echo end"
+    assert ssh.run("box", longest).stdout == b"end\n"
+    refused = ssh.run("box", longest, "more")
+    assert (refused.returncode, refused.stdout) == (255, b"")
+    assert f"a command may have {MAX_ARGUMENT_BYTES} bytes" in refused.stderr.decode()
 
 
 def test_an_instance_is_named_by_id_or_with_its_project(ssh: SshClient, instance: dict[str, Any]) -> None:

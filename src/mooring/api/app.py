@@ -17,6 +17,7 @@ from mooring.api.routes import (
     applying,
     audit,
     commands,
+    compat_prime,
     docker_context,
     events,
     gpus,
@@ -68,7 +69,7 @@ def _operations() -> tuple[BaseRoute, ...]:
     for module in (
         instances, instance_groups, reservations, volumes, applying, queue, logs, commands, streams,
         port_links, nodes, gpus, events, projects, users, api_keys, me, docker_context, ssh_keys, secrets,
-        registries, templates, webhooks, audit, service, agent, docs,
+        registries, templates, webhooks, audit, service, agent, docs, compat_prime,
     ):  # fmt: skip
         router.include_router(module.router)
     return tuple(router.routes)

@@ -2,12 +2,14 @@
 
 from typing import Annotated, Final, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, StringConstraints
 
 from mooring.schemas.peer import Peer
-from mooring_client.schemas.text import EnvName, EnvValue, LongText, Text
+from mooring_client.schemas.text import NO_NUL, EnvName, EnvValue, Text
 
 MAX_WINDOW: Final = 65_535
+# Linux starts no program with an argument of more bytes (MAX_ARG_STRLEN, without its NUL).
+MAX_ARGUMENT_BYTES: Final = 131_071
 
 _BY_ALIAS: Final = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
 
@@ -60,7 +62,7 @@ class ExecRequest(Peer):
     # Agents of earlier releases need all fields that they know.
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 
-    command: list[LongText]
+    command: list[Annotated[str, StringConstraints(pattern=NO_NUL, max_length=MAX_ARGUMENT_BYTES)]]
     env: dict[EnvName, EnvValue] = {}
     user: Text | None = None
     working_dir: Text | None = None

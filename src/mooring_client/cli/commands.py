@@ -85,6 +85,7 @@ COMMANDS: Final = (
             "docker-context": Entry(
                 f"{_CLI}.account:docker_context", "Write the configuration of Docker clients."
             ),
+            "compat": Entry(f"{_CLI}.compat:app", "Configure programs such as SkyPilot."),
             "mcp": Entry(f"{_CLI}.mcp:mcp", "Serve the Model Context Protocol, for coding agents."),
             "completion": Entry(
                 f"{_CLI}.completion:completion", "Print the completion script of your shell."

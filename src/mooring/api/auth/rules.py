@@ -185,6 +185,13 @@ RULES: Final[Mapping[str, Rule]] = {
     "test_webhook": _action_rule(_OWN, "webhook.test"),
     "list_webhook_deliveries": _read_rule(_OWN),
     "replay_webhook_delivery": _action_rule(_OWN, "webhook.replay"),
+    # Prime Intellect's API for SkyPilot, which is not in the OpenAPI document
+    "list_prime_ssh_keys": _read_rule(_READ),
+    "create_prime_ssh_key": _action_rule(_EXEC, "ssh_key.create"),
+    "list_prime_pods": _read_rule(_READ),
+    "get_prime_pod": _read_rule(_READ),
+    "create_prime_pod": replace(_action_rule(_WRITE, "instance.create"), own_turns=True),
+    "delete_prime_pod": replace(_action_rule(_WRITE, "instance.delete"), own_turns=True),
     # the service
     "get_health": _PUBLIC,
     "get_readiness": _PUBLIC,

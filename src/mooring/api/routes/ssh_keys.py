@@ -125,9 +125,9 @@ def create_ssh_certificate(body: SshCertificateCreate, context: Ctx, call: Curre
 def get_my_ssh(context: Ctx, access: CurrentAccess) -> Response:
     """Get the SSH address. Shows where SSH clients connect, and the host key to pin."""
     settings = context.settings
-    if not settings.ssh_port:
+    if settings.ssh_address is None:
         raise SshOff("this service has no SSH gateway: set MOORING_SSH_PORT and run mooring gateway")
-    host, port = settings.ssh_public_host or settings.ssh_host, settings.ssh_port
+    host, port = settings.ssh_address
     with context.database.read() as session:
         keys = gateway_keys.public_host_keys(session, context.encryptor)
     name = host if port == _DEFAULT_PORT else f"[{host}]:{port}"

@@ -1,5 +1,6 @@
 """SSH keys. Each acts as the credential that registered it (`ssh_holders`)."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -103,6 +104,15 @@ def _found(row: SshKey | None, key_id: str) -> SshKey:
     if row is None:
         raise NotFound(f"no SSH key {key_id}")
     return row
+
+
+def usable(session: Session, access: Access) -> Sequence[SshKey]:
+    """The unexpired keys that act as the caller's credential in all of its projects, newest first."""
+    holder = Holder.of_access(access, None)
+    own = SshKey.api_key_id == holder.id if holder.is_api_key else SshKey.user_id == holder.id
+    everywhere = or_(SshKey.project_id.is_(None), SshKey.project_id == holder.project_id)
+    lives = or_(SshKey.expires_at.is_(None), SshKey.expires_at > now())
+    return session.scalars(select(SshKey).where(own, everywhere, lives).order_by(SshKey.id.desc())).all()
 
 
 def delete(session: Session, access: Access, key_id: str) -> None:

@@ -9,6 +9,7 @@ import asyncssh
 
 from mooring.gateway.ssh.copying import ChannelOwner, Copying
 from mooring.schemas.agent_streams import (
+    MAX_ARGUMENT_BYTES,
     MAX_WINDOW,
     SIGNALS,
     ExecRequest,
@@ -139,6 +140,8 @@ class CommandSession(Copying, asyncssh.SSHServerSession[bytes]):
         """Raises MooringError: why the command cannot be started."""
         if any("\0" in part for part in self._command):
             raise BadRequest("a command cannot contain a NUL character")
+        if any(len(part.encode(errors="surrogateescape")) > MAX_ARGUMENT_BYTES for part in self._command):
+            raise BadRequest(f"a command may have {MAX_ARGUMENT_BYTES} bytes; copy a longer one as a file")
         if self._is_shell and self._terminal is not None:
             self._channel.write((await self._banner()).replace("\n", "\r\n").encode())
         return await self._open_command(
