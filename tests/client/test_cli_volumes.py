@@ -30,14 +30,14 @@ def test_run_mounts_volumes(tenant: Tenant) -> None:
     cli = tenant.member
     cli("volumes", "create", "data")
     options = ["-v", "data:/data", "--volume", "data:/other:ro", "--node-selector", "zone=nowhere"]
-    name = cli("run", "-d", *options, "mooring-test/busybox:1").lines[0]
-    instance = next(each for each in cli.json("ps", "-a") if each["name"] == name)
+    made = cli("run", "-d", *options, "mooring-test/busybox:1").lines[0]
+    instance = next(each for each in cli.json("ps", "-a") if each["id"] == made)
     assert instance["volumes"] == [
         {"volume": "data", "path": "/data", "read_only": False},
         {"volume": "data", "path": "/other", "read_only": True},
     ]
     refused = cli("volumes", "rm", "data", "--yes", code=1)
-    assert name in refused.err and "volume_in_use" in refused.err
+    assert instance["name"] in refused.err and "volume_in_use" in refused.err
 
 
 @pytest.mark.parametrize("text", ["data", "data:", ":/data", "data:/a:rx", "/etc:/etc", "./x:/x", "~/x:/x"])
