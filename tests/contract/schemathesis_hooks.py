@@ -42,6 +42,16 @@ NOT_IN_A_SCHEMA = {
     "scope_of_no_project",
     "expired",  # a time in the past
     "invalid_parameters",  # of the template
+    "bad_value",  # a default of a parameter has its type
+    "unknown_parameter",  # a placeholder names a parameter
+    "volume_path_not_allowed",  # any notation of /proc, /etc and the like
+    "volume_paths_overlap",
+    "unknown_volume",  # must exist in the project
+    "volume_not_for_groups",
+    "nfs_incomplete",  # which options a volume has depends on its driver
+    "size_of_nfs",
+    "options_not_allowed",
+    "selector_not_allowed",
     "invalid_public_key",  # the line of a .pub file
     "upgrade_required",  # the request must be the handshake of a WebSocket
 }

@@ -30,12 +30,13 @@ def names_of(path: str) -> Any:
 
 def _names(path: str) -> Iterator[str]:
     """Yield the names of a list: of all pages that come in time."""
-    params, until = {"limit": str(_PAGE)}, time.monotonic() + _WITHIN_S
+    params = {"limit": str(_PAGE)}
     with connect(timeout_s=_WITHIN_S, max_retries=0) as client:
-        while time.monotonic() < until:
+        until = time.monotonic() + _WITHIN_S
+        while True:
             page = client.request("GET", path, params=params)
             yield from (str(item.get("name", "")) for item in page["items"])
-            if page["next_cursor"] is None:
+            if page["next_cursor"] is None or time.monotonic() > until:
                 return
             params["cursor"] = page["next_cursor"]
 

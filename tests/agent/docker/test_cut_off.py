@@ -43,6 +43,7 @@ CALLS: dict[str, list[Any]] = {
     "create_volume": [{}],
     "remove_volume": ["v"],
     "archive": ["c", "/x"],
+    "put_archive": ["c", b""],
 }
 SEND_NOTHING = {"close", "forget_version", "streams"}
 WAIT_FOR_BYTES = {"stream"}
@@ -82,6 +83,9 @@ class _Handler(BaseHTTPRequestHandler):
         engine.disconnected.set()
 
     def do_DELETE(self) -> None:
+        self.do_POST()
+
+    def do_PUT(self) -> None:
         self.do_POST()
 
     def address_string(self) -> str:

@@ -14,6 +14,7 @@ IMAGE = "mooring-test/busybox:1"
 
 
 def test_every_field_of_the_request_is_returned(sandbox: Sandbox) -> None:
+    assert sandbox.client.post("/v1/volumes", json={"name": "full-data"}).status_code == 201
     body = {
         "name": "full",
         "project_id": sandbox.service.plane.identity.default_project_id,
@@ -40,6 +41,7 @@ def test_every_field_of_the_request_is_returned(sandbox: Sandbox) -> None:
         "disk_mib": 20480,
         "shm_mib": 8192,
         "ports": [{"container": 8888, "protocol": "tcp", "expose": "proxy", "auth": "token"}],
+        "volumes": [{"volume": "full-data", "path": "/data", "read_only": True}],
         "labels": {"team": "vision", "a.b/c": "1"},
         "max_duration_s": 86400,
         "restart": "on_failure",

@@ -481,7 +481,7 @@ def test_usage_is_shown_for_a_single_project_and_not_in_lists(new_project: NewPr
     assert usage.pop("gpu_hours_this_month") < 1
     assert usage == {
         "gpus": 62, "gpus_by_model": {"H100": 2}, "instances": 3, "cpus": 2.5, "memory_mib": 1124,
-        "disk_mib": 3 * 10_240,
+        "disk_mib": 3 * 10_240, "volumes_mib": 0,
     }  # fmt: skip
     (listed,) = project.client.items("/v1/projects", name=f"tenant-of-{project.sandbox.node.name}")
     assert listed["usage"] is None
