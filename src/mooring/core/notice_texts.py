@@ -55,5 +55,6 @@ _SENTENCES: Final[Mapping[str, Callable[[Data, str], str]]] = {
     "node.lost": lambda _data, subject: f"Node {subject} is lost",
     "node.state_changed": lambda data, subject: f"Node {subject} is {data.get('state')}{_why(data)}",
     "gpu.health_changed": lambda data, subject: f"GPU {subject} is {data.get('to')}{_why(data)}",
+    "volume.changed": lambda data, _subject: f"Volume {data['name']}: {data['change']}",
     "webhook.ping": lambda data, _subject: f"This is a test of the webhook {data['name']}",
 }

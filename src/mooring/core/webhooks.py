@@ -181,7 +181,8 @@ def order_key(instance_id: str | None, kind: str, data: Mapping[str, Any]) -> st
     """What an event is about. Events about one thing are delivered in their order."""
     if instance_id is not None:
         return instance_id
-    return str(data.get("group_id") or data.get("gpu_uuid") or data.get("node_id") or kind)
+    names = ("volume_id", "group_id", "gpu_uuid", "node_id")
+    return next((str(data[name]) for name in names if data.get(name)), kind)
 
 
 def is_wanted(events: Collection[str], kind: str, data: Mapping[str, Any]) -> bool:

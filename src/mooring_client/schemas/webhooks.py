@@ -22,6 +22,7 @@ WebhookEvent = Literal[
     "nodes.replacement_resumed",
     "gpu.health_changed",
     "gpu.claimed",
+    "volume.changed",
 ]
 WebhookFormat = Literal["standard", "slack"]
 DeliveryStatus = Literal["pending", "delivered", "failed", "dropped"]
