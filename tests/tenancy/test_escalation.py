@@ -15,7 +15,8 @@ from tests.testbed.waiting import wait_until
 FORBIDDEN_FIELDS: dict[str, Any] = {
     "privileged": True,
     "binds": ["/:/host"],
-    "volumes": ["/:/host"],
+    "volumes_from": ["other"],
+    "mounts": [{"Type": "bind", "Source": "/", "Target": "/host"}],
     "host_config": {"Privileged": True},
     "network_mode": "host",
     "pid_mode": "host",
@@ -41,6 +42,15 @@ def test_an_instance_rejects_unknown_and_read_only_fields(setup: Setup, field: s
     assert [error["pointer"] for error in rejected["errors"]] == [f"/{field}"]
     changed = setup.a.member.patch(f"/v1/instances/{setup.pending}", json={field: FORBIDDEN_FIELDS[field]})
     problem(changed, 422, "validation_failed")
+
+
+@pytest.mark.parametrize(
+    "volume", ["/:/host", {"volume": "/", "path": "/host"}, {"volume": "../../etc", "path": "/host"}]
+)
+def test_an_instance_mounts_no_folder_of_a_node(setup: Setup, volume: Any) -> None:
+    body = {"image": IMAGE, "volumes": [volume]}
+    found = problem(setup.a.member.post("/v1/instances", json=body), 422)
+    assert found["errors"][0]["pointer"].startswith("/volumes/0")
 
 
 @pytest.mark.parametrize(
