@@ -13,6 +13,7 @@ from mooring.scheduler.model import (
     Request,
     ReservedPeriod,
     Snapshot,
+    VolumeNeeds,
 )
 from mooring.scheduler.packing.demand import potential_for
 from mooring.scheduler.packing.search import key, shape
@@ -264,6 +265,7 @@ def test_the_key_has_all_fields_but_identity_age_and_priority() -> None:
         "disk_mib": 1024,
         "disk_limits": True,
         "stands_for": 2,
+        "volume_needs": VolumeNeeds(node_ids=frozenset({"n"}), selector=(), where=""),
     }
     assert values.keys() == {field.name for field in fields(Request)} - other
     changed = [key(request(**{field: value})) for field, value in values.items()]
