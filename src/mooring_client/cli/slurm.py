@@ -18,6 +18,7 @@ from mooring_client.cli.resources import every, for_each
 from mooring_client.cli.session import ENDED, chosen_project, connect, project_id, say
 from mooring_client.cli.slurm_options import BadOption
 from mooring_client.errors import NotFound
+from mooring_client.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from mooring_client.sync.client import Mooring
@@ -314,8 +315,6 @@ def _cell(row: Any, code: str) -> str:
 
 def _line(form: str, value: Callable[[str], str]) -> str:
     """A line of `squeue`: `%[.][WIDTH]LETTER`; a dot aligns to the right."""
-    from mooring_client.terminal_text import clean_line
-
     def shown(match: "re.Match[str]") -> str:
         right, width, code = match[1], int(match[2] or 0), match[3]
         if code not in _COLUMNS:
