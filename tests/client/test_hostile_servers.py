@@ -211,14 +211,16 @@ def test_a_stream_follows_no_redirect() -> None:
         thread = Thread(target=server.serve_forever)
         thread.start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
-        with (
-            Mooring(url, ADMIN_KEY) as client,
-            pytest.raises(BadAnswer, match=r"redirects to http://127\.0\.0\.1:9/elsewhere"),
-            client.instances.exec_stream("ins_1", ["true"]),
-        ):
-            pass
-        server.shutdown()
-        thread.join(10)
+        try:
+            with (
+                Mooring(url, ADMIN_KEY) as client,
+                pytest.raises(BadAnswer, match=r"redirects to http://127\.0\.0\.1:9/elsewhere"),
+                client.instances.exec_stream("ins_1", ["true"]),
+            ):
+                pass
+        finally:
+            server.shutdown()
+            thread.join(10)
     assert _Redirecting.paths == ["/v1/instances/ins_1/exec/stream?command=true&tty=false&stdin=false"]
 
 
