@@ -315,6 +315,7 @@ def _cell(row: Any, code: str) -> str:
 
 def _line(form: str, value: Callable[[str], str]) -> str:
     """A line of `squeue`: `%[.][WIDTH]LETTER`; a dot aligns to the right."""
+
     def shown(match: "re.Match[str]") -> str:
         right, width, code = match[1], int(match[2] or 0), match[3]
         if code not in _COLUMNS:

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from mooring.api.compat.prime_pods import PrimePod, request_of
+from mooring.api.routes import compat_prime
 from mooring.scheduler.model import NodeView
 from mooring_client.schemas.nodes import NodeState
 from tests.api.compat.conftest import IMAGE
@@ -125,6 +126,12 @@ def test_a_name_that_no_instance_can_have(sky: Client, name: str) -> None:
     pod = _create(sky, name)
     assert pod["name"] == name
     assert len(sky.instance(pod["id"])["name"]) <= 63
+
+
+def test_a_list_has_a_limited_number_of_pods(sky: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat_prime, "MOST_PODS", 1)
+    made = [_create(sky, f"sky-many-{number}-head") for number in range(2)]
+    assert [each["id"] for each in sky.get(f"{PREFIX}/pods").json()["data"]] == [made[1]["id"]]
 
 
 def test_a_deleted_pod_is_answered_with_a_body_and_then_gone(sky: Client) -> None:

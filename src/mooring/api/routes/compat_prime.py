@@ -5,6 +5,7 @@ else they are operations as others: with rules in `api/auth/rules.py`, quotas, r
 """
 
 from functools import partial
+from typing import Final
 
 from fastapi import APIRouter
 from sqlalchemy import select
@@ -37,6 +38,9 @@ from mooring_client.errors import (
     Unauthorized,
 )
 from mooring_client.schemas.base import Json
+
+# Of a list, which is one page: far more than SkyPilot is used with.
+MOST_PODS: Final = 1000
 
 
 class PrimeRoute(StrictRoute):
@@ -100,10 +104,11 @@ def _ssh_key(row: tables.SshKey) -> Json:
 
 @router.get("/pods", operation_id="list_prime_pods")
 def list_prime_pods(context: Ctx, access: CurrentAccess) -> Response:
-    """List pods. SkyPilot takes the first page for all of them, so there is only one."""
+    """List the newest pods. SkyPilot takes the first page for all of them, so there is only one."""
     instance = tables.Instance
     query = select(instance).where(instance.deleted_at.is_(None), prime_pods.is_pod())
     query = pagination.visible(query, instance.project_id, access).order_by(instance.id.desc())
+    query = query.limit(MOST_PODS)
     with context.database.read() as session:
         data = [prime_pods.shown(row, context.settings) for row in session.scalars(query)]
     content = {"total_count": len(data), "offset": 0, "limit": len(data), "data": data}
