@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mooring_client.cli.archives import (
+from mooring_client.cli.copying.archives import (
     ArchiveSource,
     BrokenArchive,
     CopyFailed,
@@ -21,8 +21,8 @@ from mooring_client.cli.archives import (
     path_below,
     split_path,
 )
-from mooring_client.cli.packing import Packer
-from mooring_client.cli.unpacking import Unpacker
+from mooring_client.cli.copying.packing import Packer
+from mooring_client.cli.copying.unpacking import Unpacker
 
 MIB = 1024 * 1024
 END = bytes(1024)

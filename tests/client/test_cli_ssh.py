@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from mooring_client import Mooring
-from mooring_client.cli import ssh_access
-from mooring_client.cli.ssh_options import configuration, include_in, options, user_of
+from mooring_client.cli.ssh import access as ssh_access
+from mooring_client.cli.ssh.options import configuration, include_in, options, user_of
 from mooring_client.failures import BadAnswer, ClientFailure, NotConfigured
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJPIFcToRv3HpBO9CtLs3mTMlNqUNFe7Uh3JbJy9IFn4"

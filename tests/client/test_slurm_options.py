@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import typer
 
-from mooring_client.cli import slurm_options
-from mooring_client.cli.slurm_options import BadOption
+from mooring_client.cli.slurm import options as slurm_options
+from mooring_client.cli.slurm.options import BadOption
 
 
 def spec(text: str) -> dict[str, Any]:

@@ -42,8 +42,8 @@ COMMANDS: Final = (
             "ps": Entry(f"{_CLI}.instances:ps", "List instances."),
             "logs": Entry(f"{_CLI}.instances:logs", "Show the output of an instance."),
             "exec": Entry(f"{_CLI}.exec:exec_command", "Run a command in an instance."),
-            "ssh": Entry(f"{_CLI}.ssh:ssh", "Log in to an instance with SSH."),
-            "cp": Entry(f"{_CLI}.copy:cp", "Copy files to and from an instance."),
+            "ssh": Entry(f"{_CLI}.ssh.commands:ssh", "Log in to an instance with SSH."),
+            "cp": Entry(f"{_CLI}.copying.command:cp", "Copy files to and from an instance."),
             "forward": Entry(f"{_CLI}.ports:forward", "Forward a local port to an instance."),
             "open": Entry(f"{_CLI}.ports:open_port", "Open a port of an instance in the browser."),
             "stop": Entry(f"{_CLI}.instances:stop", "Stop instances; they keep their logs."),
@@ -61,7 +61,7 @@ COMMANDS: Final = (
     Section(
         "Cluster",
         {
-            "slurm": Entry(f"{_CLI}.slurm:app", "Slurm's commands: srun, sbatch, squeue, scancel."),
+            "slurm": Entry(f"{_CLI}.slurm.commands:app", "Slurm's commands: srun, sbatch, squeue, scancel."),
             "gpus": Entry(f"{_CLI}.cluster:gpus", "List what can be requested, and what is free now."),
             "queue": Entry(f"{_CLI}.cluster:queue", "List pending instances in scheduling order."),
             "top": Entry(f"{_CLI}.top:top", "Watch GPUs and instances."),
@@ -79,9 +79,9 @@ COMMANDS: Final = (
             "webhooks": Entry(f"{_CLI}.webhooks:app", "Send events to other services."),
             "projects": Entry(f"{_CLI}.projects:app", "List and manage projects."),
             "keys": Entry(f"{_CLI}.keys:app", "Manage API keys."),
-            "ssh-config": Entry(f"{_CLI}.ssh:ssh_config", "Print lines for ~/.ssh/config."),
-            "ssh-prepare": Entry(f"{_CLI}.ssh_proxy:ssh_prepare", "Prepare a connection.", hidden=True),
-            "ssh-proxy": Entry(f"{_CLI}.ssh_proxy:ssh_proxy", "Pass SSH through a WebSocket.", hidden=True),
+            "ssh-config": Entry(f"{_CLI}.ssh.commands:ssh_config", "Print lines for ~/.ssh/config."),
+            "ssh-prepare": Entry(f"{_CLI}.ssh.proxy:ssh_prepare", "Prepare a connection.", hidden=True),
+            "ssh-proxy": Entry(f"{_CLI}.ssh.proxy:ssh_proxy", "Pass SSH through a WebSocket.", hidden=True),
             "docker-context": Entry(
                 f"{_CLI}.account:docker_context", "Write the configuration of Docker clients."
             ),

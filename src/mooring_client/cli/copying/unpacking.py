@@ -10,7 +10,7 @@ from tarfile import TarInfo
 from types import TracebackType
 from typing import Final, Self
 
-from mooring_client.cli.archives import CopyFailed, leads_out
+from mooring_client.cli.copying.archives import CopyFailed, leads_out
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from mooring_client.cli import slurm_options as options
 from mooring_client.cli.resources import every, for_each
 from mooring_client.cli.session import ENDED, chosen_project, connect, project_id, say
-from mooring_client.cli.slurm_options import BadOption
+from mooring_client.cli.slurm import options
+from mooring_client.cli.slurm.options import BadOption
 from mooring_client.errors import NotFound
 from mooring_client.terminal_text import clean_line
 

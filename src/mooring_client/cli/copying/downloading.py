@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from mooring_client.cli.archives import ArchiveSource, BrokenArchive, CopyFailed, path_below, split_path
 from mooring_client.cli.attached import write_all
-from mooring_client.cli.copy_report import Report
-from mooring_client.cli.copy_scripts import READ, RunningScript, running_script
-from mooring_client.cli.unpacking import Unpacker
+from mooring_client.cli.copying.archives import (
+    ArchiveSource,
+    BrokenArchive,
+    CopyFailed,
+    path_below,
+    split_path,
+)
+from mooring_client.cli.copying.report import Report
+from mooring_client.cli.copying.scripts import READ, RunningScript, running_script
+from mooring_client.cli.copying.unpacking import Unpacker
 
 if TYPE_CHECKING:
     from mooring_client.sync.client import Mooring

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from mooring_client.cli.archives import CopyFailed
+from mooring_client.cli.copying.archives import CopyFailed
 from mooring_client.stream_messages import MAX_DATA_BYTES
 
 _END: Final = bytes(2 * tarfile.BLOCKSIZE)

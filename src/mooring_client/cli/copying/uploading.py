@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from mooring_client.cli.archives import CopyFailed, split_path
-from mooring_client.cli.copy_report import Report
-from mooring_client.cli.copy_scripts import WRITE, RunningScript, running_script
+from mooring_client.cli.copying.archives import CopyFailed, split_path
+from mooring_client.cli.copying.packing import Packer
+from mooring_client.cli.copying.report import Report
+from mooring_client.cli.copying.scripts import WRITE, RunningScript, running_script
 from mooring_client.cli.foreground import foreground
-from mooring_client.cli.packing import Packer
 from mooring_client.stream_messages import MAX_DATA_BYTES
 
 if TYPE_CHECKING:

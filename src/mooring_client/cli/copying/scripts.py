@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from mooring_client.cli.archives import CopyFailed
+from mooring_client.cli.copying.archives import CopyFailed
 from mooring_client.failures import StreamInterrupted
 from mooring_client.stream_messages import Channel
 

@@ -29,9 +29,9 @@ def ssh_prepare(
     via: Annotated[str | None, typer.Option()] = None,
 ) -> None:
     """Renew the certificate, and write OpenSSH's options of a host name. `Match exec` runs it."""
-    from mooring_client.cli import ssh_access
     from mooring_client.cli.session import connect
-    from mooring_client.cli.ssh_options import options, user_of, way_to, write_host
+    from mooring_client.cli.ssh import access as ssh_access
+    from mooring_client.cli.ssh.options import options, user_of, way_to, write_host
     from mooring_client.endpoint import resolve
 
     user = user_of(host)

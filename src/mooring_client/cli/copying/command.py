@@ -5,11 +5,11 @@ from typing import Annotated, Final
 
 import typer
 
-from mooring_client.cli.copy_report import Report
-from mooring_client.cli.downloading import Download
+from mooring_client.cli.copying.downloading import Download
+from mooring_client.cli.copying.report import Report
+from mooring_client.cli.copying.uploading import Upload
 from mooring_client.cli.exits import Exit
 from mooring_client.cli.session import connect, find_instance
-from mooring_client.cli.uploading import Upload
 
 _REMOTE: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*):(.+)", re.DOTALL)
 

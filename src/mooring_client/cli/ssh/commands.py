@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from mooring_client.cli import ssh_access
 from mooring_client.cli.completion import InstanceArgument
 from mooring_client.cli.session import connect, find_instance, say
-from mooring_client.cli.ssh_options import configuration, include_in, options, way_to
+from mooring_client.cli.ssh import access as ssh_access
+from mooring_client.cli.ssh.options import configuration, include_in, options, way_to
 from mooring_client.failures import BadAnswer
 
 IdentityOption = Annotated[

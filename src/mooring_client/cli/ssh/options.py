@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from mooring_client.cli.ssh_access import GatewayAccess, LocalKey, folder, gateway_alias, write_private
+from mooring_client.cli.ssh.access import GatewayAccess, LocalKey, folder, gateway_alias, write_private
 from mooring_client.failures import ClientFailure, NotConfigured
 
 SUFFIX: Final = ".mooring"

@@ -1,0 +1,1 @@
+"""`mooring cp`: files to and from instances."""

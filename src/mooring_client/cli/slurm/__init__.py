@@ -1,0 +1,1 @@
+"""`mooring slurm`: Slurm's commands."""

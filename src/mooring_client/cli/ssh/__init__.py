@@ -1,0 +1,1 @@
+"""`mooring ssh` and what OpenSSH needs for it."""
