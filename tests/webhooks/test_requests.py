@@ -27,7 +27,7 @@ METADATA = "http://169.254.169.254/latest/meta-data/"
 
 def _send(url: str, rules: AddressRules = RULES, **options: object) -> ReceiverAnswer:
     sender = RequestSender(rules, **options)  # type: ignore[arg-type]
-    return asyncio.run(sender.send(url, "evt_1", [SECRET], b"{}"))
+    return asyncio.run(sender.send(url, "evt_1", [SECRET], b"{}", "prj_1"))
 
 
 def _resolving(*answers: Sequence[str]) -> tuple[webhook_requests.Resolve, list[str]]:
@@ -223,3 +223,37 @@ def test_retry_after_is_seconds_or_a_date(header: str, least: float, most: float
 def test_an_invalid_retry_after_is_ignored(header: str) -> None:
     with Receiver(lambda _received: Reply(503, {"Retry-After": header})) as receiver:
         assert _send(receiver.url).retry_after_s is None
+
+
+def test_name_servers_that_hang_occupy_a_limited_number_of_threads_of_each_tenant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(webhook_requests, "RESOLVING_PER_HOLDER", 2)
+    monkeypatch.setattr(webhook_requests, "TIMEOUT_S", 0.1)
+
+    async def failures() -> list[str]:
+        answered = asyncio.Event()
+        resolving: list[str] = []
+
+        async def resolve(host: str, _port: int) -> Sequence[Address]:
+            resolving.append(host)
+            await answered.wait()
+            return []
+
+        sender = RequestSender(AddressRules(), resolve)
+
+        async def failure(name: str, holder: str) -> str:
+            with pytest.raises(NotSent) as raised:
+                await sender.send(f"https://{name}.example/", "evt_1", [SECRET], b"{}", holder)
+            return str(raised.value)
+
+        found = [await failure(f"a{number}", "prj_a") for number in range(3)]
+        found.append(await failure("b", "prj_b"))
+        assert resolving == ["a0.example", "a1.example", "b.example"]
+        answered.set()
+        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+        return [*found, await failure("a3", "prj_a")]
+
+    assert asyncio.run(failures()) == [
+        "timeout", "timeout", "name_not_resolved", "timeout", "address_not_allowed",
+    ]  # fmt: skip

@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ _CONNECT_S: Final = 4.0
 # Only the status counts. The body is read to let the receiver end its answer.
 _MAX_ANSWER_BYTES: Final = 64 * 1024
 _ANSWER_S: Final = 1.0
+# A name that is being resolved occupies a thread until the name server answers, also after its attempt.
+# So a tenant whose name servers hang has no more threads than this.
+RESOLVING_PER_HOLDER: Final = 32
 
 Headers = Mapping[bytes | str, bytes | str]
 Resolve = Callable[[str, int], Awaitable[Sequence[Address]]]
@@ -57,10 +61,16 @@ class RequestSender:
 
     def __init__(self, rules: AddressRules, resolve: Resolve = resolve) -> None:
         self._rules, self._resolve = rules, resolve
+        self._resolving: Counter[str] = Counter()
         self._tls = httpx.create_ssl_context()
 
-    async def send(self, url: str, message_id: str, secrets: Iterable[str], body: bytes) -> ReceiverAnswer:
+    async def send(
+        self, url: str, message_id: str, secrets: Iterable[str], body: bytes, holder: str
+    ) -> ReceiverAnswer:
         """Post a body with its signature.
+
+        Args:
+            holder: the tenant, whose names share RESOLVING_PER_HOLDER.
 
         Raises:
             NotSent: there is no answer, or no request was sent.
@@ -77,7 +87,7 @@ class RequestSender:
         }
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                addresses = await self._addresses(target)
+                addresses = await self._addresses(target, holder)
                 return await self._post(target, addresses, headers, body)
         except TimeoutError:
             raise NotSent("timeout") from None
@@ -88,15 +98,30 @@ class RequestSender:
         except httpcore.ProtocolError:
             raise NotSent("bad_answer") from None
 
-    async def _addresses(self, target: HttpTarget) -> Sequence[Address]:
+    async def _addresses(self, target: HttpTarget, holder: str) -> Sequence[Address]:
         try:
-            found = await self._resolve(target.host, target.port)
+            found = await self._resolved(target, holder)
         except (gaierror, UnicodeError):
             raise NotSent("name_not_resolved") from None
         allowed = [each for each in found if self._rules.allows(each, secure=target.secure)]
         if not allowed:
             raise NotSent("address_not_allowed")
         return allowed
+
+    async def _resolved(self, target: HttpTarget, holder: str) -> Sequence[Address]:
+        if self._resolving[holder] >= RESOLVING_PER_HOLDER:
+            raise NotSent("name_not_resolved")
+        self._resolving[holder] += 1
+
+        def ended(task: "asyncio.Future[Sequence[Address]]") -> None:
+            self._resolving[holder] -= 1
+            if not task.cancelled():
+                task.exception()  # nobody may wait for it any more
+
+        resolving = asyncio.ensure_future(self._resolve(target.host, target.port))
+        resolving.add_done_callback(ended)
+        # It goes on when the attempt has ended, as its thread does.
+        return await asyncio.shield(resolving)
 
     async def _post(
         self,

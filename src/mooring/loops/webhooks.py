@@ -180,6 +180,8 @@ class _AttemptThread:
         with suppress(TimeoutError):
             async with asyncio.timeout(2):
                 await asyncio.gather(*running, return_exceptions=True)
+        for resolving in asyncio.all_tasks() - {asyncio.current_task(), *running}:
+            resolving.cancel()
         return [attempt for task, attempt in running.items() if not task.done() or task.cancelled()]
 
     async def _run(self, attempt: Attempt) -> None:
@@ -209,7 +211,9 @@ class _AttemptThread:
         """Raises NotSent."""
         address = webhooks.mail_address(attempt.url)
         if address is None:
-            return await self._sender.send(attempt.url, attempt.message_id, attempt.secrets, attempt.body)
+            return await self._sender.send(
+                attempt.url, attempt.message_id, attempt.secrets, attempt.body, attempt.holder
+            )
         if self._mail_server is None:
             raise NotSent("mail_off")
         text, message_id = attempt.body.decode(), attempt.message_id
